@@ -1,0 +1,326 @@
+"""The core types: what was seen and said, what it cost, and the seams between parts.
+
+Everything here is a frozen value or a protocol of one to three methods. Nothing here
+knows a model, an environment or a reward: those meet through these types alone.
+
+    Rollout ── trace ── segments ── spans (token ids)
+       │  └─ ledger ── stages
+       └─ children (Rollouts of the subagents, in the order in which they were called)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+SpanKind = Literal["prompt", "sampled", "observed"]
+OpenedBy = Literal["start", "compaction", "fork"]
+Finish = Literal["stop", "length"]
+
+Status = Literal["running", "answered", "exhausted", "truncated", "error"]
+"""answered: ended by its own choice; exhausted: the visible budget forced the last turn
+(a termination); truncated: cut from outside, by a deadline or the context limit;
+error: the infrastructure failed, the rollout carries no information about the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of token ids of one origin: `Span("sampled", (17, 2), (-0.1, -0.3), version=4)`.
+
+    `logprobs` (nats, at the sampling temperature) has one entry an id when sampled, none else.
+    """
+
+    kind: SpanKind
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    version: int = 0
+
+    def __post_init__(self) -> None:
+        expected = len(self.ids) if self.kind == "sampled" else 0
+        if len(self.logprobs) != expected:
+            raise ValueError(f"{self.kind} span: {len(self.logprobs)} logprobs for {len(self.ids)} ids, want {expected}")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One context window, and one training row: its ids are the spans laid end to end."""
+
+    spans: tuple[Span, ...]
+    opened_by: OpenedBy = "start"
+
+    @property
+    def ids(self) -> list[int]:
+        return [i for span in self.spans for i in span.ids]
+
+    @property
+    def mask(self) -> list[bool]:
+        """True where the policy acted."""
+        return [span.kind == "sampled" for span in self.spans for _ in span.ids]
+
+    @property
+    def logprobs(self) -> list[float]:
+        """One entry an id, 0.0 where the policy did not act."""
+        return [x for span in self.spans for x in (span.logprobs or (0.0,) * len(span.ids))]
+
+    def extended(self, *spans: Span) -> Segment:
+        return Segment((*self.spans, *(s for s in spans if s.ids)), self.opened_by)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one agent saw and said. `agent` is its lineage: `"main"`, `"main/3:reader"`."""
+
+    agent: str
+    segments: tuple[Segment, ...]
+    status: Status
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One turn's cost in steps: `Stage(1, (3, 5, 2))` is 1 + max(3, 5, 2) = 6 critical steps.
+
+    `main` is max(1, ordinary tool calls of the turn); `subagents` the critical steps of each
+    child started in it (Kimi K2.5, arXiv 2602.02276, section 3).
+    """
+
+    main: int
+    subagents: tuple[int, ...] = ()
+
+    @property
+    def critical_steps(self) -> int:
+        return self.main + max(self.subagents, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What one agent spent itself; the cost of children enters through `stages` only.
+
+    Tokens: `prompt` were fed, of which `cached` were not computed again; `sampled` were produced.
+    `counts` holds the events by kind (malformed_call, unknown_agent, ...).
+    """
+
+    stages: tuple[Stage, ...] = ()
+    tokens_prompt: int = 0
+    tokens_cached: int = 0
+    tokens_sampled: int = 0
+    seconds: float = 0.0
+    seconds_queued: float = 0.0
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def critical_steps(self) -> int:
+        return sum(s.critical_steps for s in self.stages)
+
+    @property
+    def main_steps(self) -> int:
+        return sum(s.main for s in self.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """Named parts and their weights; the total is derived: `Reward({"perf": .8}, {"perf": 1.})`."""
+
+    parts: Mapping[str, float]
+    weights: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.weights.get(k, 0.0) * v for k, v in self.parts.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem. `query` is all that a policy sees; `gold` and `meta` never reach a prompt.
+
+    `domain` is the family (`"airport"`), `columns` the names of the wanted table's columns,
+    the first `keys` of which identify a row.
+    """
+
+    id: str
+    query: str
+    domain: str
+    columns: tuple[str, ...]
+    gold: tuple[tuple[str, ...], ...]
+    keys: int = 1
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+Table = tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A tree: one agent's trace on a task, and the rollouts of the subagents that it spawned.
+
+    `answer` is the agent's last message, `table` the rows that it handed in (references
+    resolved). `prompt` is what a subagent was asked; the root's is the task's query.
+    """
+
+    task: Task
+    trace: Trace
+    ledger: Ledger
+    prompt: str = ""
+    answer: str = ""
+    table: Table = ()
+    children: tuple[Rollout, ...] = ()
+    reward: Reward | None = None
+
+    @property
+    def total_steps(self) -> int:
+        return self.ledger.main_steps + sum(c.total_steps for c in self.children)
+
+    @property
+    def failed(self) -> bool:
+        """The infrastructure failed somewhere in the tree: kept out of every loss and mean."""
+        return self.trace.status == "error" or any(c.failed for c in self.children)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of one agent. Steps are critical steps; `tokens` bounds its context; `seconds` is its deadline."""
+
+    critical_steps: int
+    tokens: int
+    seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("critical_steps", self.critical_steps), ("tokens", self.tokens), ("seconds", self.seconds)):
+            if not value > 0:
+                raise ValueError(f"budget: {name} = {value}, want more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample one turn. Equal `seed` and ids give equal tokens, whatever else is in the batch."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: tuple[int, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine sampled. `ids` ends with the stop token when `finish == "stop"`.
+
+    `logprobs`: nats after temperature. `cached`: how many prompt tokens were not computed again.
+    """
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version: int
+    finish: Finish
+    cached: int = 0
+    seconds_queued: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRef:
+    """A folder in Hugging Face format, with the sha256 of its weights (see `swarm.checkpoint`)."""
+
+    path: Path
+    sha256: str
+    version: int = 0
+
+
+class EngineError(Exception):
+    """The engine failed, not the policy. Becomes `Status` "error" at the loop's boundary."""
+
+
+class Engine(Protocol):
+    """Token ids in, token ids out. Cancelling the awaiting task drops the request."""
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion: ...
+
+    async def load(self, ref: CheckpointRef) -> None: ...
+
+
+# --- tools -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """Name, description and JSON schema of the parameters, as they are shown to a model.
+
+    `ordinary` calls cost a step each; `create_subagent` and `assign_task` are not ordinary.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    ordinary: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """`ToolCall("access", {"url": "#17"})`."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """Something in a rollout's workspace that a short handle `#17` stands for.
+
+    A document has a `url`, a `title` and lettered `cells` (`#17.b` is the value of its field b);
+    a table has `rows`. Equal urls are one artifact: seen again, it keeps its handle and gains cells.
+    """
+
+    title: str
+    url: str = ""
+    cells: Mapping[str, str] = field(default_factory=dict)
+    rows: Table = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a call gives back: text, in which each artifact stands for its handle's label.
+
+    `parts=("1 hit:\\n", Artifact("Ohio", url="w/17"))` is shown as `1 hit:\\n[Doc 4](w/17) Ohio`.
+    `error` names the kind of a refused or failed call and is counted; `child` is the rollout
+    that the call ran.
+    """
+
+    parts: tuple[str | Artifact, ...]
+    error: str = ""
+    child: Rollout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A parsed assistant message. `malformed` has a short reason for each call that did not parse."""
+
+    content: str
+    calls: tuple[ToolCall, ...] = ()
+    malformed: tuple[str, ...] = ()
+
+
+class ChatFormat(Protocol):
+    """Renders a conversation into token ids, append-only, and reads the policy's turns back."""
+
+    def prompt(self, system: str, tools: Sequence[ToolSpec], user: str) -> list[int]:
+        """A whole first prompt, up to where the assistant begins to speak."""
+        ...
+
+    def observe(self, results: Sequence[str], note: str, *, closed: bool) -> list[int]:
+        """What follows an assistant turn: tool results, the budget note, the next turn's opening.
+
+        `closed`: the sampled turn already ends with the end-of-turn token.
+        """
+        ...
+
+    def parse(self, ids: Sequence[int]) -> Turn: ...
+
+    @property
+    def stop(self) -> tuple[int, ...]: ...
+
+
+class Verifier(Protocol):
+    """Scores a finished rollout against its task: `{"item_f1": .8, "row_f1": .5, ...}`."""
+
+    def __call__(self, task: Task, table: Table) -> Mapping[str, float]: ...
