@@ -133,14 +133,15 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem. `query` is all that a policy sees; `gold` and `meta` never reach a prompt.
+    """One problem. A policy sees `query` and, by the handle `#0`, `subject`; never `gold` or `meta`.
 
     `domain` is the family (`"airport"`), `columns` the names of the wanted table's columns,
-    the first `keys` of which identify a row.
+    the first `keys` of which identify a row, `subject` the words to search for.
     """
 
     id: str
     query: str
+    subject: str
     domain: str
     columns: tuple[str, ...]
     gold: tuple[tuple[str, ...], ...]
