@@ -1,0 +1,167 @@
+"""The scripted reader: searches, pages through a list, opens each entry, writes its row.
+
+It is the serial reference policy, the scripted subagent of the tests, and, recorded, the
+demonstration that the embedded model's reading skill is learned from. It decides from the
+conversation's text alone. Not here: splitting work between agents (`orchestrator.scripted`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from swarm.transcript import Transcript
+from swarm.types import ToolCall, Turn
+
+_COLUMNS = re.compile(r"Columns: (.+)")
+_PAGES = re.compile(r"#(\d+) p(\d+)(?:-(\d+))?")
+_HIT = re.compile(r"^\[Doc (\d+)\]\(\S+\) (.*?)(?: list, (\d+) pages?)?$")
+_LIST = re.compile(r"^\[Doc (\d+)\]\(\S+\) (.*) page (\d+) of (\d+)$")
+_DOC = re.compile(r"^\[Doc (\d+)\]\(\S+\) (.*)$")
+_FIELD = re.compile(r"^([a-z]) ([^:]+): (.*)$")
+_REVISION = re.compile(r"^(.*) \((\d{4})\)$")
+ABSENT = "N/A"
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A search result: `pages` is 0 unless it is a list."""
+
+    number: int
+    title: str
+    pages: int
+
+
+@dataclass(slots=True)
+class Notes:
+    """What the reader has seen: fields by document number, the entries still to open."""
+
+    fields: dict[int, dict[str, tuple[str, str, int]]] = field(default_factory=dict)
+    entries: list[int] = field(default_factory=list)
+    hits: list[Hit] = field(default_factory=list)
+    list_doc: int = 0
+    page: int = 0
+    pages: int = 0
+
+
+def columns(text: str) -> list[str]:
+    """The wanted columns, as the question states them."""
+    m = _COLUMNS.search(text)
+    return [c.strip() for c in m[1].split("|")] if m else []
+
+
+def hits(result: str) -> list[Hit]:
+    """The documents of a search result, in order."""
+    found = (_HIT.match(line) for line in result.splitlines())
+    return [Hit(int(m[1]), m[2], int(m[3] or 0)) for m in found if m]
+
+
+def take_notes(transcript: Transcript) -> Notes:
+    """Reads all results so far."""
+    notes = Notes()
+    for exchange in transcript.exchanges:
+        for call, result in zip(exchange.calls, exchange.results, strict=False):
+            if call.name == "search":
+                notes.hits = hits(result)
+            elif call.name == "access":
+                _read_page(notes, result)
+    return notes
+
+
+def _read_page(notes: Notes, result: str) -> None:
+    lines = result.splitlines()
+    listed = _LIST.match(lines[0]) if lines else None
+    if listed:
+        notes.list_doc, notes.page, notes.pages = int(listed[1]), int(listed[3]), int(listed[4])
+        notes.entries += [int(m[1]) for line in lines[1:] if (m := _DOC.match(line))]
+        return
+    doc = _DOC.match(lines[0]) if lines else None
+    if doc:
+        fields = (m for line in lines[1:] if (m := _FIELD.match(line)))
+        notes.fields[int(doc[1])] = {m[2]: (m[1], m[3], _linked(m[3])) for m in fields}
+
+
+def _linked(value: str) -> int:
+    m = _DOC.match(value)
+    return int(m[1]) if m else 0
+
+
+def newest(fields: dict[str, tuple[str, str, int]], name: str) -> tuple[str, str, int] | None:
+    """The field of a name, by the stated rule: of several revisions the latest wins."""
+    dated = [(m[2], f) for key, f in fields.items() if (m := _REVISION.match(key)) and m[1] == name]
+    return max(dated)[1] if dated else fields.get(name)
+
+
+def row(notes: Notes, entry: int, wanted: list[str]) -> tuple[str, int]:
+    """The row of an entry in handles, and the next document that must be opened for it (0: none)."""
+    cells, missing = [f"#{entry}"], 0
+    for column in wanted[1:]:
+        name, _, via = column.partition(" of ")
+        doc = entry
+        if via:
+            link = newest(notes.fields.get(entry, {}), via)
+            doc = link[2] if link else -1
+        if doc > 0 and doc not in notes.fields and not missing:
+            missing = doc
+        found = newest(notes.fields.get(doc, {}), name)
+        cells.append(f"#{doc}.{found[0]}" if found else ABSENT)
+    return "| " + " | ".join(cells) + " |", missing
+
+
+def read_table(transcript: Transcript) -> Turn:
+    """The policy: the next turn of a reader, asked by a task's query or by an assignment."""
+    notes = take_notes(transcript)
+    wanted = columns(transcript.user)
+    spans = [(int(a), int(b), int(c or b)) for a, b, c in _PAGES.findall(transcript.user.splitlines()[0])]
+    target, first, end = spans[0] if spans else (0, 1, 0)
+    if not target and not notes.hits and not notes.page:
+        return _call("search", query="#0") if not transcript.last else Turn("#rows")
+    written, pending = _progress(transcript, notes, wanted)
+    if transcript.last:
+        return Turn(_joined(written, row(notes, pending, wanted)[0] if pending in notes.fields else "", "#rows"))
+    if pending:
+        text, missing = row(notes, pending, wanted)
+        return _call("access", written, url=f"#{pending if pending not in notes.fields else missing}")
+    end = end or notes.pages
+    if not notes.page:
+        return _open_list(target or best_list(notes.hits, transcript.user), first)
+    if notes.page < min(end, notes.pages):
+        return _call("access", written, url=f"#{notes.list_doc}", page=notes.page + 1)
+    return Turn(_joined(written, "#rows"))
+
+
+def _open_list(doc: int, page: int) -> Turn:
+    return _call("access", url=f"#{doc}", page=page) if page > 1 else _call("access", url=f"#{doc}")
+
+
+def _progress(transcript: Transcript, notes: Notes, wanted: list[str]) -> tuple[str, int]:
+    """The row that can be written now (just completed), and the entry that is being worked on."""
+    done = {int(n) for e in transcript.exchanges for n in re.findall(r"^\| #(\d+)", e.content, re.MULTILINE)}
+    text = ""
+    for entry in notes.entries:
+        if entry in done:
+            continue
+        if entry not in notes.fields:
+            return text, entry
+        line, missing = row(notes, entry, wanted)
+        if missing:
+            return text, entry
+        text = _joined(text, line)
+    return text, 0
+
+
+def best_list(found: list[Hit], question: str) -> int:
+    """The list that the question names; else the first list; else the first hit."""
+    lists = [h for h in found if h.pages]
+    exact = [h for h in lists if h.title.casefold() in question.casefold()]
+    best = max(exact, key=lambda h: len(h.title), default=None)
+    chosen = best or (lists[0] if lists else (found[0] if found else None))
+    return chosen.number if chosen else 0
+
+
+def _joined(*lines: str) -> str:
+    return "\n".join(line for line in lines if line)
+
+
+def _call(name: str, content: str = "", **arguments: str | int) -> Turn:
+    return Turn(content, (ToolCall(name, arguments),))

@@ -1,0 +1,285 @@
+"""The one agent loop: generate → parse tool calls → run the turn's calls at once → observe.
+
+    open ─▶ State ─▶ step ─▶ State ─▶ … ─▶ State(status ≠ "running") ─▶ close ─▶ Rollout
+                      │ ▲
+            generate, prepare calls in order, run them in a nursery, observe
+
+Orchestrator, subagent and single agent are this loop with other tools and engines; a spawn
+is a tool that runs it again. `step` advances an explicit, immutable state by one turn, so any
+driver may run it; `run` is the plain one, with a deadline.
+
+Budget: every turn costs max(1, ordinary calls) steps, and a stage its slowest child's besides.
+What is left is shown each turn; with one step left the policy answers without tools.
+
+Not here: what a reward is, how a model samples, what a tool does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from swarm.seeds import derive
+from swarm.tools import CallContext, Refused, Tool
+from swarm.types import (
+    Artifact,
+    Budget,
+    ChatFormat,
+    Completion,
+    Engine,
+    EngineError,
+    Ledger,
+    Rollout,
+    Sampling,
+    Segment,
+    Span,
+    Stage,
+    Status,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trace,
+    Turn,
+)
+from swarm.workspace import Workspace
+
+CONTEXT_RESERVE = 256
+"""Tokens kept free for one more observation, so that an agent near its context limit can answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Harness:
+    """How an agent is run on a task: its engine, its language, its tools and its limits."""
+
+    engine: Engine
+    chat: ChatFormat
+    tools: tuple[Tool, ...]
+    system: str
+    sampling: Sampling
+    budget: Budget
+
+    def __post_init__(self) -> None:
+        names = [t.spec.name for t in self.tools]
+        if len(set(names)) != len(names):
+            raise ValueError(f"harness: tools {names}, want each name once")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One agent between two turns: all that is needed to go on from here."""
+
+    task: Task
+    agent: str
+    depth: int
+    seed: int
+    budget: Budget
+    prompt: str
+    segment: Segment
+    workspace: Workspace
+    ledger: Ledger = field(default_factory=Ledger)
+    last: bool = False
+    status: Status = "running"
+    error: str = ""
+    answer: str = ""
+    children: tuple[Rollout, ...] = ()
+
+    @property
+    def left(self) -> int:
+        return self.budget.critical_steps - self.ledger.critical_steps
+
+
+def begin(
+    harness: Harness,
+    task: Task,
+    seed: int,
+    *,
+    budget: Budget | None = None,
+    agent: str = "main",
+    depth: int = 0,
+    system: str | None = None,
+    prompt: str | None = None,
+    workspace: Workspace | None = None,
+) -> State:
+    """The state before the first turn. A root agent is asked the task's query."""
+    budget = budget or harness.budget
+    prompt = task.query if prompt is None else prompt
+    workspace = workspace or Workspace((Artifact(task.subject, cells={"text": task.query}),))
+    left = budget.critical_steps
+    ids = harness.chat.prompt(
+        harness.system if system is None else system, [t.spec for t in harness.tools], f"{prompt}\n{note(left, left <= 1)}"
+    )
+    state = State(task, agent, depth, seed, budget, prompt, Segment((Span("prompt", tuple(ids)),)), workspace)
+    return replace(state, last=left <= 1)
+
+
+def note(left: int, last: bool) -> str:
+    """The remaining budget as the policy reads it."""
+    return f"[left {left}] answer now" if last else f"[left {left}]"
+
+
+async def run(harness: Harness, state: State) -> Rollout:
+    """Drives an agent to its end, or to its deadline: what it had by then is its result."""
+    started = trio.current_time()
+    with trio.move_on_after(state.budget.seconds) as scope:
+        while state.status == "running":
+            state = await step(harness, state)
+    if scope.cancelled_caught:
+        state = replace(state, status="truncated", error="deadline")
+    ledger = replace(state.ledger, seconds=trio.current_time() - started)
+    return close(replace(state, ledger=ledger))
+
+
+def close(state: State) -> Rollout:
+    """The rollout of a finished agent. One that was cut hands in the rows that it had written."""
+    cut = state.status == "truncated"
+    return Rollout(
+        task=state.task,
+        trace=Trace(state.agent, (state.segment,), state.status, state.error),
+        ledger=state.ledger,
+        prompt=state.prompt,
+        answer=state.answer,
+        table=state.workspace.rows if cut else state.workspace.table(state.answer),
+        children=state.children,
+    )
+
+
+async def step(harness: Harness, state: State) -> State:
+    """One turn. An engine's failure ends the agent with status "error"; nothing else is caught."""
+    turns = len(state.ledger.stages)
+    ids = state.segment.ids
+    if len(ids) + harness.sampling.max_tokens > state.budget.tokens:
+        return replace(state, status="truncated", error="context")
+    try:
+        completion = await harness.engine.generate(ids, replace(harness.sampling, seed=derive(state.seed, turns)))
+    except EngineError as e:
+        return replace(state, status="error", error=str(e))
+    turn = harness.chat.parse(completion.ids)
+    state = _said(state, completion, len(ids), turn)
+    if state.last or not (turn.calls or turn.malformed):
+        return _answered(state, turn)
+    return await _act(harness, state, turn, closed=completion.finish == "stop")
+
+
+def _said(state: State, completion: Completion, prompt_tokens: int, turn: Turn) -> State:
+    span = Span("sampled", completion.ids, completion.logprobs, completion.version)
+    ledger = replace(
+        state.ledger,
+        tokens_prompt=state.ledger.tokens_prompt + prompt_tokens,
+        tokens_cached=state.ledger.tokens_cached + completion.cached,
+        tokens_sampled=state.ledger.tokens_sampled + len(completion.ids),
+        seconds_queued=state.ledger.seconds_queued + completion.seconds_queued,
+    )
+    workspace = state.workspace.written(turn.content)
+    return replace(state, segment=state.segment.extended(span), ledger=ledger, workspace=workspace)
+
+
+def _answered(state: State, turn: Turn) -> State:
+    counts = {"call_after_budget": len(turn.calls) + len(turn.malformed)} if state.last else {}
+    ledger = _spent(state.ledger, Stage(1), counts)
+    return replace(state, status="exhausted" if state.last else "answered", answer=turn.content, ledger=ledger)
+
+
+async def _act(harness: Harness, state: State, turn: Turn, *, closed: bool) -> State:
+    state, accepted, results = _prepare(harness, state, turn)
+    ran = await _run_all(accepted)
+    for k, result in ran.items():
+        results[k] = result
+    children = tuple(r.child for r in results if r.child is not None)
+    ordinary = sum(tool.spec.ordinary for tool, _, _ in accepted.values())
+    stage = Stage(max(1, ordinary), tuple(c.ledger.critical_steps for c in children))
+    counts = Counter(r.error for r in results if r.error)
+    workspace, texts = state.workspace, []
+    for result in results:
+        workspace, text = workspace.show(result.parts)
+        texts.append(text)
+    state = replace(
+        state,
+        workspace=workspace,
+        children=state.children + children,
+        ledger=_spent(state.ledger, stage, counts),
+    )
+    return _observed(harness, state, texts, closed=closed)
+
+
+def _observed(harness: Harness, state: State, texts: Sequence[str], *, closed: bool) -> State:
+    used = len(state.segment.ids)
+    ids = harness.chat.observe(texts, note(state.left, False), closed=closed)
+    room = state.budget.tokens - used - len(ids) - 2 * harness.sampling.max_tokens - CONTEXT_RESERVE
+    last = state.left <= 1 or room < 0
+    if last:
+        ids = harness.chat.observe(texts, note(state.left, True), closed=closed)
+    return replace(state, segment=state.segment.extended(Span("observed", tuple(ids))), last=last)
+
+
+_Accepted = dict[int, tuple[Tool, ToolCall, CallContext]]
+
+
+def _prepare(harness: Harness, state: State, turn: Turn) -> tuple[State, _Accepted, list[ToolResult]]:
+    """Checks the calls in order; gives those to run, and a result (or its place) for each."""
+    tools = {t.spec.name: t for t in harness.tools}
+    known = [tools.get(c.name) for c in turn.calls]
+    affordable = state.left - 1
+    wanted = sum(t is not None and t.spec.ordinary for t in known)
+    main = max(1, min(wanted, affordable))
+    workspace, accepted, results, spent = state.workspace, {}, [], 0
+    first = _calls_before(state)
+    for k, (call, tool) in enumerate(zip(turn.calls, known, strict=True)):
+        results.append(ToolResult(()))
+        if tool is None:
+            results[k] = _refusal(Refused("unknown_tool", f"no tool {call.name[:40]!r}, have {', '.join(tools)}"))
+            continue
+        if tool.spec.ordinary and spent >= affordable:
+            results[k] = _refusal(Refused("over_budget", f"{affordable} steps were left for calls"))
+            continue
+        context = CallContext(
+            agent=state.agent,
+            depth=state.depth,
+            index=first + k,
+            seed=derive(state.seed, "call", first + k),
+            left=state.left - main - 1,
+            task=state.task,
+            workspace=workspace,
+        )
+        prepared = tool.prepare(call, context)
+        if isinstance(prepared, Refused):
+            results[k] = _refusal(prepared)
+            continue
+        workspace = prepared
+        spent += tool.spec.ordinary
+        accepted[k] = (tool, call, context)
+    results += [_refusal(Refused("malformed_call", reason)) for reason in turn.malformed]
+    counts = {"calls": len(turn.calls) + len(turn.malformed)}
+    return replace(state, workspace=workspace, ledger=_counted(state.ledger, counts)), accepted, results
+
+
+async def _run_all(accepted: _Accepted) -> dict[int, ToolResult]:
+    results: dict[int, ToolResult] = {}
+
+    async def run_one(k: int, tool: Tool, call: ToolCall, context: CallContext) -> None:
+        results[k] = await tool.run(call, context)
+
+    async with trio.open_nursery() as nursery:
+        for k, item in accepted.items():
+            nursery.start_soon(run_one, k, *item)
+    return dict(sorted(results.items()))
+
+
+def _calls_before(state: State) -> int:
+    return state.ledger.counts.get("calls", 0)
+
+
+def _refusal(refused: Refused) -> ToolResult:
+    return ToolResult((f"error: {refused.reason}",), error=refused.kind)
+
+
+def _spent(ledger: Ledger, stage: Stage, counts: dict[str, int] | Counter[str]) -> Ledger:
+    return _counted(replace(ledger, stages=(*ledger.stages, stage)), counts)
+
+
+def _counted(ledger: Ledger, counts: dict[str, int] | Counter[str]) -> Ledger:
+    total = Counter(ledger.counts)
+    total.update({k: n for k, n in counts.items() if n})
+    return replace(ledger, counts=dict(total))

@@ -1,0 +1,66 @@
+"""A conversation as text, read back from what a model sees: for scripted policies.
+
+A scripted policy is a function `Transcript -> Turn`. It sees the very text that a model
+would see at its place, and nothing else, so it runs in the one loop, through the real tools.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from swarm.types import ToolCall, Turn
+
+_MESSAGE = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
+_RESPONSE = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
+_CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
+_LEFT = re.compile(r"\[left (\d+)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """An assistant turn with its calls, and the results that came back, in call order."""
+
+    content: str
+    calls: tuple[ToolCall, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """`left` is the remaining budget last shown; `last` whether this turn must be the answer."""
+
+    system: str
+    user: str
+    exchanges: tuple[Exchange, ...]
+    left: int
+    last: bool
+
+
+Policy = Callable[[Transcript], Turn]
+
+
+def read(text: str) -> Transcript:
+    """Parses the decoded ids of a whole prompt (the layout of `swarm.chat`)."""
+    messages = [(m[1], m[2]) for m in _MESSAGE.finditer(text)]
+    system, user = messages[0][1], messages[1][1]
+    exchanges = [
+        _exchange(said, heard)
+        for (role, said), (_, heard) in zip(messages[2:], messages[3:], strict=False)
+        if role == "assistant"
+    ]
+    shown = messages[-2][1] if len(messages) > 3 else user
+    left = _LEFT.findall(shown)
+    return Transcript(system, user, tuple(exchanges), int(left[-1]) if left else 0, "answer now" in shown)
+
+
+def _exchange(said: str, heard: str) -> Exchange:
+    calls = tuple(_calls(_CALL.findall(said)))
+    return Exchange(_CALL.sub("", said).strip(), calls, tuple(_RESPONSE.findall(heard)))
+
+
+def _calls(bodies: Sequence[str]) -> list[ToolCall]:
+    parsed = [json.loads(body) for body in bodies]
+    return [ToolCall(p["name"], p["arguments"]) for p in parsed]
