@@ -20,7 +20,7 @@ class CallContext:
     """What a call may know of the agent that makes it.
 
     `agent` is the caller's lineage and `index` the call's place in the trace (unique in it);
-    `left` the caller's remaining critical steps before this turn; `seed` is the call's own.
+    `left`: the critical steps that a child started by this call may spend; `seed`: the call's own.
     """
 
     agent: str

@@ -1,0 +1,27 @@
+# `make demo` sets up and trains; `make test` sets up and passes the tests. Nothing else is needed.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check
+
+demo: .venv/run.stamp
+	$(BIN)/swarm-rl train wide_search
+
+test: .venv/dev.stamp
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q
+
+check: .venv/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+.venv/run.stamp: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+.venv/dev.stamp: .venv/run.stamp
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
