@@ -1,0 +1,356 @@
+"""The embedded engine: a dense Qwen3 in this process, batching all requests of all agents continuously.
+
+    generate ──▶ queue ──▶ admitted (a chain of cache blocks) ──▶ step, step, ... ──▶ Completion
+    (any task)              one background task: plan ─▶ worker threads: forward, sample ─▶ hand out
+
+A request joins at the next step and leaves when it is done; nobody waits for a batch to fill.
+What a conversation has computed stays in the block tree and is found again by its tokens.
+New weights wait until the requests under way are done, so one completion has one version.
+Not here: a server, several models in one engine, anything but fp32 on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+import trio
+from transformers import Qwen3ForCausalLM
+
+from swarm.engine import kernels
+from swarm.engine.kv import BlockTree, Chain, Ids
+from swarm.engine.qwen3 import shape_of, weights_of
+from swarm.engine.ragged import FusedWeights, Stepper, block_bytes, empty_cache, fuse, rows_of
+from swarm.types import CheckpointRef, Completion, EngineError, Finish, Sampling
+
+_SEED_MASK = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Totals since the engine was made. `cached`: prompt tokens not computed again; `queue`: requests waiting now."""
+
+    sampled: int = 0
+    prefilled: int = 0
+    cached: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    active: int = 0
+    queue: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """One generate call. `ids` grows by what is sampled; the first `computed` have keys and values."""
+
+    ids: list[int]
+    prompt: int
+    limit: int
+    sampling: Sampling
+    born: float
+    done: trio.Event = field(default_factory=trio.Event)
+    chain: Chain | None = None
+    computed: int = 0
+    chunk: int = 0
+    cached: int = 0
+    queued: float = 0.0
+    logprobs: list[float] = field(default_factory=list)
+    dropped: bool = False
+    error: str = ""
+    completion: Completion | None = None
+
+
+class EmbeddedEngine:
+    """`async with EmbeddedEngine(model) as engine: await engine.generate(ids, Sampling(64, stop=(2,)))`.
+
+    `model` is a transformers Qwen3ForCausalLM; its weights are copied. `cache_bytes` bounds the keys and
+    values (resident as they are used), `max_len` a context, `chunk` the rows of a step. `threads` is
+    how many cores a step uses: each takes sequences of its own.
+    """
+
+    def __init__(
+        self,
+        model: Qwen3ForCausalLM,
+        *,
+        version: int = 0,
+        max_len: int = 4096,
+        cache_bytes: int = 512 << 20,
+        chunk: int = 2048,
+        threads: int = 1,
+    ) -> None:
+        for name, value in (("max_len", max_len), ("chunk", chunk), ("threads", threads)):
+            if value < 1:
+                raise ValueError(f"embedded engine: {name} = {value}, want at least 1")
+        self.shape, self.max_len, self.version = shape_of(model.config), max_len, version
+        self._chunk, self._threads = chunk, threads
+        blocks = cache_bytes // block_bytes(self.shape)
+        self._tree = BlockTree(blocks, kernels.BLOCK)
+        self._cache = empty_cache(self.shape, blocks)
+        self._steppers = [Stepper(self.shape, chunk) for _ in range(threads)]
+        self._pool = ThreadPoolExecutor(max(threads - 1, 1), "engine")
+        self._weights = fuse(weights_of(model), self.shape, max_len)
+        self._next: tuple[FusedWeights, int] | None = None
+        self._swapped = trio.Event()
+        self._wake = trio.Event()
+        self._queue: deque[_Request] = deque()
+        self._active: list[_Request] = []
+        self._stats = EngineStats()
+        self._nurseries: trio.NurseryManager | None = None
+        self._nursery: trio.Nursery | None = None
+
+    async def __aenter__(self) -> Self:
+        self._nurseries = trio.open_nursery()
+        self._nursery = await self._nurseries.__aenter__()
+        self._nursery.start_soon(self._drive)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._nursery is not None
+        assert self._nurseries is not None
+        self._nursery.cancel_scope.cancel()
+        self._nursery = None
+        try:
+            return await self._nurseries.__aexit__(kind, error, trace)
+        finally:
+            self._fail("the engine was closed")
+            self._pool.shutdown()
+
+    @property
+    def stats(self) -> EngineStats:
+        return replace(self._stats, active=len(self._active), queue=len(self._queue))
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
+        """Samples one turn after `ids`; ends with "length" at `max_tokens` or when the context is full.
+
+        Raises ValueError for a prompt that does not fit or settings out of range, EngineError when
+        the engine fails or is not running.
+        """
+        request = self._request(ids, sampling)
+        if self._nursery is None:
+            raise EngineError("the embedded engine is not running: use it inside `async with`")
+        self._queue.append(request)
+        self._wake.set()
+        try:
+            await request.done.wait()
+        finally:
+            request.dropped = True
+        if request.completion is None:
+            raise EngineError(request.error)
+        return request.completion
+
+    async def load(self, ref: CheckpointRef) -> None:
+        """Takes the weights of a checkpoint of the same shape; returns when they are in use."""
+        model = await trio.to_thread.run_sync(_load, ref.path)
+        self.set_weights(model, ref.version)
+        await self._swapped.wait()
+
+    def set_weights(self, model: Qwen3ForCausalLM, version: int) -> None:
+        """Copies a module's weights now; they are used once the requests under way are done.
+
+        What was cached is forgotten. Raises ValueError when the shape differs.
+        """
+        shape = shape_of(model.config)
+        if shape != self.shape:
+            raise ValueError(f"new weights have {shape}, want {self.shape}")
+        self._next = fuse(weights_of(model), shape, self.max_len), version
+        self._swapped = trio.Event()
+        if not self._active:
+            self._swap()
+        self._wake.set()
+
+    def _request(self, ids: Sequence[int], sampling: Sampling) -> _Request:
+        if not 0 < len(ids) < self.max_len:
+            raise ValueError(f"prompt of {len(ids)} tokens, want 1 to {self.max_len - 1} (max_len = {self.max_len})")
+        if min(ids) < 0 or max(ids) >= self.shape.vocab:
+            raise ValueError(f"prompt ids span {min(ids)} to {max(ids)}, want 0 to {self.shape.vocab - 1}")
+        if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
+            raise ValueError(f"{sampling}: want max_tokens >= 1, temperature >= 0, 0 < top_p <= 1")
+        limit = min(len(ids) + sampling.max_tokens, self.max_len)
+        room = self._tree.count * self._tree.size
+        if limit > room:
+            raise ValueError(f"request of up to {limit} tokens, want at most {room} (cache_bytes)")
+        return _Request(list(ids), len(ids), limit, sampling, perf_counter())
+
+    async def _drive(self) -> None:
+        """The background task: one turn a step."""
+        while True:
+            # Whoever is ready gets to speak first, so that one step serves them all.
+            await trio.lowlevel.checkpoint()
+            self._release_dropped()
+            if self._next is not None and not self._active:
+                self._swap()
+            if self._next is None:
+                self._admit()
+            if not self._active:
+                self._wake = trio.Event()
+                await self._wake.wait()
+                continue
+            await self._step()
+
+    async def _step(self) -> None:
+        began = perf_counter()
+        batch = self._plan()
+        try:
+            sampled = await trio.to_thread.run_sync(self._compute, batch)
+        except (EngineError, RuntimeError, MemoryError) as error:
+            self._fail(f"engine step failed: {error}")
+            return
+        for request, (token, logprob) in zip([r for part in batch for r in part], sampled, strict=True):
+            self._advance(request, token, logprob)
+        self._active = [r for r in self._active if not r.done.is_set()]
+        self._stats = replace(
+            self._stats, steps=self._stats.steps + 1, seconds=self._stats.seconds + perf_counter() - began
+        )
+
+    def _plan(self) -> list[list[_Request]]:
+        """Who computes how many rows in this step, split over the threads: decodes first, then prefills."""
+        budget, chosen = self._chunk, list[_Request]()
+        for request in sorted(self._active, key=lambda r: len(r.ids) - r.computed):
+            request.chunk = min(len(request.ids) - request.computed, budget)
+            budget -= request.chunk
+            if request.chunk:
+                chosen.append(request)
+        if self._threads == 1:
+            return [chosen]
+        costs = np.cumsum([r.chunk * (1000 + r.computed + r.chunk / 2) for r in chosen])
+        cuts = np.searchsorted(costs, costs[-1] * np.arange(1, self._threads) / self._threads)
+        bounds = [0, *(int(c) for c in cuts), len(chosen)]
+        return [chosen[a:b] for a, b in pairwise(bounds) if b > a]
+
+    def _compute(self, batch: list[list[_Request]]) -> list[tuple[int, float]]:
+        """In the worker thread: each part of the batch on a core of its own."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            work = partial(_sample_part, self._weights, self._cache)
+            others = [self._pool.submit(work, s, p) for s, p in zip(self._steppers[1:], batch[1:], strict=False)]
+            mine = work(self._steppers[0], batch[0])
+            return [x for part in (mine, *(f.result() for f in others)) for x in part]
+        finally:
+            torch.set_num_threads(threads)
+
+    def _advance(self, request: _Request, token: int, logprob: float) -> None:
+        assert request.chain is not None
+        before = min(request.computed + request.chunk, request.prompt) - min(request.computed, request.prompt)
+        request.computed += request.chunk
+        self._tree.file(request.chain, request.ids, request.computed)
+        sampled = request.computed == len(request.ids)
+        self._stats = replace(
+            self._stats, prefilled=self._stats.prefilled + before, sampled=self._stats.sampled + sampled
+        )
+        if not sampled:
+            return
+        request.ids.append(token)
+        request.logprobs.append(logprob)
+        if token in request.sampling.stop:
+            self._finish(request, "stop")
+        elif len(request.ids) >= request.limit:
+            self._finish(request, "length")
+
+    def _finish(self, request: _Request, finish: Finish) -> None:
+        said = tuple(request.ids[request.prompt :])
+        request.completion = Completion(
+            said, tuple(request.logprobs), self.version, finish, request.cached, request.queued
+        )
+        self._close(request)
+
+    def _close(self, request: _Request) -> None:
+        if request.chain is not None:
+            self._tree.close(request.chain, request.ids, request.computed)
+            request.chain = None
+        request.done.set()
+
+    def _admit(self) -> None:
+        """Moves requests from the queue into the batch, in order, while there is room.
+
+        One whose next block another request is about to compute waits for it, and then shares it.
+        """
+        coming = {key for r in self._active if r.computed < r.prompt and (key := self._coming(r))}
+        waiting = deque[_Request]()
+        while self._queue:
+            request = self._queue.popleft()
+            if request.dropped:
+                continue
+            key = self._tree.key(request.ids[: request.prompt - 1])
+            if key in coming:
+                waiting.append(request)
+                continue
+            chain = self._tree.open(request.ids, request.limit)
+            if chain is None:
+                waiting.append(request)
+                break
+            if key is not None:
+                coming.add(key)
+            self._start(request, chain)
+        self._queue.extendleft(reversed(waiting))
+
+    def _start(self, request: _Request, chain: Chain) -> None:
+        if chain.copy is not None:
+            source, target, _ = chain.copy
+            self._cache[:, target] = self._cache[:, source]
+        request.chain, request.computed, request.cached = chain, chain.cached, chain.cached
+        request.queued = perf_counter() - request.born
+        self._stats = replace(self._stats, cached=self._stats.cached + chain.cached)
+        self._active.append(request)
+
+    def _coming(self, request: _Request) -> tuple[int, Ids] | None:
+        assert request.chain is not None
+        start = request.chain.shared * self._tree.size
+        ids = tuple(request.ids[start : start + self._tree.size])
+        return (request.chain.node, ids) if start + self._tree.size < request.prompt else None
+
+    def _release_dropped(self) -> None:
+        for request in self._active:
+            if request.dropped:
+                self._close(request)
+        self._active = [r for r in self._active if not r.dropped]
+
+    def _swap(self) -> None:
+        assert self._next is not None
+        (self._weights, self.version), self._next = self._next, None
+        self._tree.clear()
+        self._swapped.set()
+
+    def _fail(self, error: str) -> None:
+        """Every waiter gets an EngineError; the cache may be half written, so it is forgotten."""
+        for request in (*self._active, *self._queue):
+            request.error, request.chain = error, None
+            request.done.set()
+        self._active, self._queue = [], deque()
+        self._tree.clear()
+
+
+def _sample_part(
+    weights: FusedWeights, cache: np.ndarray, stepper: Stepper, part: Sequence[_Request]
+) -> list[tuple[int, float]]:
+    """One token and logprob for each request, meaningless for one whose prompt is not yet all computed."""
+    chunks = [r.ids[r.computed : r.computed + r.chunk] for r in part]
+    rows = rows_of(chunks, [r.computed for r in part], [r.chain.blocks if r.chain else [] for r in part])
+    with torch.inference_mode():
+        logits_SV = stepper.logits(weights, cache, rows)
+    ids, logprobs = kernels.sampled(
+        logits_SV,
+        np.array([r.sampling.temperature for r in part], np.float64),
+        np.array([r.sampling.top_p for r in part], np.float64),
+        np.array([r.sampling.seed & _SEED_MASK for r in part], np.uint64),
+        np.array([len(r.ids) for r in part], np.uint64),
+    )
+    if ids.min() < 0:
+        raise EngineError("the logits are not finite")
+    return list(zip(ids.tolist(), logprobs.tolist(), strict=True))
+
+
+def _load(path: Path) -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32)

@@ -1,0 +1,158 @@
+"""The incremental forward of the embedded engine: rows of many sequences, prefill and decode alike.
+
+A step takes, of each sequence, the ids that have no keys and values yet (one id when decoding,
+a chunk when prefilling), all laid end to end, and returns logits after each sequence's last row.
+Matrix products are torch's on fp32; everything between them is a kernel. Equal to
+`swarm.engine.qwen3` up to rounding (2e-6 in a logit). Not here: scheduling, gradients.
+
+Axes: N rows, S sequences, B blocks of a sequence, M hidden, F ffn, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from swarm.engine import kernels
+from swarm.engine.qwen3 import Shape, Weights, head_of, rope_table
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer, laid out for the engine: matrices (in, out), gains as arrays."""
+
+    qkv: Tensor
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+    norm: Floats
+    ffn_norm: Floats
+    q_norm: Floats
+    k_norm: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class FusedWeights:
+    """A copy of a model's weights in fp32 with q, k, v and gate, up side by side."""
+
+    shape: Shape
+    embed: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Floats
+    head: Tensor
+    cos: Floats
+    sin: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a step computes: sequence s has rows `first[s]` to `first[s + 1]`, the first at `position[s]`."""
+
+    ids: Ints
+    first: Ints
+    position: Ints
+    table: Ints
+
+
+def fuse(weights: Weights, shape: Shape, max_len: int) -> FusedWeights:
+    """Copies and lays out the weights; rotary tables reach to `max_len`."""
+    cos_PD, sin_PD = rope_table(shape, max_len)
+    return FusedWeights(
+        shape=shape,
+        embed=_copy(weights["model.embed_tokens.weight"]),
+        layers=tuple(_layer(weights, f"model.layers.{i}.") for i in range(shape.layers)),
+        norm=_copy(weights["model.norm.weight"]).numpy(),
+        head=_copy(head_of(weights)).T,
+        cos=cos_PD.numpy(),
+        sin=sin_PD.numpy(),
+    )
+
+
+def empty_cache(shape: Shape, blocks: int) -> Floats:
+    """Keys and values of all layers: (layers, blocks, kv heads, 2, BLOCK * head width), zero and not yet resident."""
+    return np.zeros((shape.layers, blocks, shape.kv_heads, 2, kernels.BLOCK * shape.head_dim), np.float32)
+
+
+def block_bytes(shape: Shape) -> int:
+    return shape.layers * shape.kv_heads * 2 * kernels.BLOCK * shape.head_dim * 4
+
+
+class Stepper:
+    """Scratch memory of one thread: `Stepper(shape, rows=4096)` steps at most so many rows at once."""
+
+    def __init__(self, shape: Shape, rows: int) -> None:
+        s, self.rows = shape, rows
+        self._x, self._h, self._delta = (torch.empty(rows, s.hidden) for _ in range(3))
+        self._qkv = torch.empty(rows, (s.heads + 2 * s.kv_heads) * s.head_dim)
+        self._q, self._att = (torch.empty(rows, s.heads * s.head_dim) for _ in range(2))
+        self._gate_up, self._act = torch.empty(rows, 2 * s.ffn), torch.empty(rows, s.ffn)
+        self._bits, self._line = np.empty(s.ffn, np.int32), np.empty(s.ffn, np.float32)
+
+    def logits(self, w: FusedWeights, cache: Floats, rows: Rows) -> Floats:
+        """Computes the rows, writes their keys and values into the cache; returns logits (S, V)."""
+        n, s = len(rows.ids), w.shape
+        x, h, delta, qkv, q, att, gate_up, act = (
+            t[:n] for t in (self._x, self._h, self._delta, self._qkv, self._q, self._att, self._gate_up, self._act)
+        )
+        torch.index_select(w.embed, 0, torch.from_numpy(rows.ids), out=x)
+        delta.zero_()
+        heads = (n, s.heads, s.head_dim)
+        q_NHD, att_NHD, eps = q.numpy().reshape(heads), att.numpy().reshape(heads), np.float32(s.eps)
+        where = (rows.table, rows.first, rows.position)
+        for layer, kv in zip(w.layers, cache, strict=True):
+            kernels.add_norm(x.numpy(), delta.numpy(), layer.norm, eps, h.numpy())
+            torch.mm(h, layer.qkv, out=qkv)
+            kernels.place(qkv.numpy(), layer.q_norm, layer.k_norm, eps, w.cos, w.sin, *where, q_NHD, kv)
+            kernels.attend(q_NHD, kv, *where, att_NHD)
+            torch.mm(att, layer.out, out=delta)
+            kernels.add_norm(x.numpy(), delta.numpy(), layer.ffn_norm, eps, h.numpy())
+            torch.mm(h, layer.gate_up, out=gate_up)
+            kernels.swiglu(gate_up.numpy(), act.numpy(), self._bits, self._line)
+            torch.mm(act, layer.down, out=delta)
+        last = torch.from_numpy(rows.first[1:] - 1)
+        x_SM, delta_SM = x[last], delta[last]
+        h_SM = h[: len(last)]
+        kernels.add_norm(x_SM.numpy(), delta_SM.numpy(), w.norm, eps, h_SM.numpy())
+        return torch.mm(h_SM, w.head).numpy()
+
+
+def rows_of(chunks: Sequence[Sequence[int]], positions: Sequence[int], tables: Sequence[Sequence[int]]) -> Rows:
+    """Lays chunks end to end: chunk s starts at `positions[s]` of a sequence whose blocks are `tables[s]`."""
+    first = np.zeros(len(chunks) + 1, np.int64)
+    np.cumsum([len(c) for c in chunks], out=first[1:])
+    table = np.zeros((len(chunks), max(map(len, tables))), np.int64)
+    for s, blocks in enumerate(tables):
+        table[s, : len(blocks)] = blocks
+    ids = np.array([i for c in chunks for i in c], np.int64)
+    return Rows(ids, first, np.array(positions, np.int64), table)
+
+
+def _layer(weights: Weights, name: str) -> LayerWeights:
+    def stacked(*parts: str) -> Tensor:
+        return torch.cat([_copy(weights[f"{name}{p}.weight"]) for p in parts]).T
+
+    def gain(part: str) -> Floats:
+        return _copy(weights[f"{name}{part}.weight"]).numpy()
+
+    return LayerWeights(
+        qkv=stacked("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        out=stacked("self_attn.o_proj"),
+        gate_up=stacked("mlp.gate_proj", "mlp.up_proj"),
+        down=stacked("mlp.down_proj"),
+        norm=gain("input_layernorm"),
+        ffn_norm=gain("post_attention_layernorm"),
+        q_norm=gain("self_attn.q_norm"),
+        k_norm=gain("self_attn.k_norm"),
+    )
+
+
+def _copy(t: Tensor) -> Tensor:
+    return t.detach().to("cpu", torch.float32, copy=True)
