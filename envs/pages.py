@@ -67,5 +67,5 @@ Page = EntityPage | ListPage
 
 
 def _revision(name: str) -> tuple[str, int]:
-    m = _REVISION.fullmatch(name)
+    m = _REVISION.fullmatch(name) if name.endswith(")") else None
     return (m[1], int(m[2])) if m else (name, 0)

@@ -29,7 +29,7 @@ class Bm25Searcher:
         self._urls = tuple(urls)
         self._stemmer = Stemmer.Stemmer("english")
         tokens = bm25s.tokenize(
-            list(texts), token_pattern=_TOKEN, stopwords=None, stemmer=self._stemmer, show_progress=False
+            list(texts), token_pattern=_TOKEN, stopwords=[], stemmer=self._stemmer, show_progress=False
         )
         self._index = bm25s.BM25()
         self._index.index(tokens, show_progress=False)
@@ -38,12 +38,12 @@ class Bm25Searcher:
         words = bm25s.tokenize(
             [query],
             token_pattern=_TOKEN,
-            stopwords=None,
+            stopwords=[],
             stemmer=self._stemmer,
             return_ids=False,
             show_progress=False,
         )[0]
-        known = [w for w in words if w in self._index.vocab_dict]
+        known = [w for w in words if isinstance(w, str) and w in self._index.vocab_dict]
         if not known or topk < 1:
             return ()
         scores_D = self._index.get_scores(known)

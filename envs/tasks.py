@@ -39,7 +39,7 @@ TEMPLATES: Mapping[Split, tuple[str, ...]] = {
     ),
     "heldout": ("Name every one of the {}.", "Collect the {}, all of them.", "Tabulate the {}, leaving none out."),
 }
-HELDOUT_GROUPS, HELDOUT_COMBINATIONS = 0.15, 0.15
+HELDOUT_GROUPS, HELDOUT_COMBINATIONS = 0.2, 0.15
 MAX_SHARE = 0.12
 """A column is offered where no constant is right in more than this share of rows: with five such
 columns a constant gains at most 0.12 · 5 / 6 = 0.1 over the keys alone."""
@@ -59,6 +59,12 @@ class Column:
     def text(self) -> str:
         return f"{self.name} of {self.via}" if self.via else self.name
 
+    @staticmethod
+    def parse(text: str) -> Column:
+        """`"population of nearest city"` → `Column("population", "nearest city")`; no field's name has an "of"."""
+        name, _, via = text.partition(" of ")
+        return Column(name, via)
+
 
 @dataclass(frozen=True)
 class TaskSet:
@@ -73,8 +79,7 @@ class TaskSet:
     @cached_property
     def options(self) -> Mapping[str, tuple[Column, ...]]:
         """List url → the columns that may be asked there; lists with none are left out."""
-        usual = _usual_values(self.world)
-        found = ((listed.url, _columns(self.world, listed, usual)) for listed in self.world.lists)
+        found = ((listed.url, _columns(self.world, listed)) for listed in self.world.lists)
         return {url: columns for url, columns in found if columns}
 
     def lists(self, split: Split) -> list[Listed]:
@@ -200,7 +205,12 @@ def constant_guess(values: Iterable[str], usual: str) -> str:
 
 def usual_values(world: World) -> Mapping[tuple[str, str], str]:
     """(family, field) → the most common value over the whole world: the best guess without looking."""
-    return _usual_values(world)
+    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for page in world.pages.values():
+        if isinstance(page, EntityPage):
+            for name in {f.plain_name for f in page.fields}:
+                counts[page.family, name][value(world, page.url, Column(name))] += 1
+    return {key: c.most_common(1)[0][0] for key, c in counts.items()}
 
 
 def count(chosen: Iterable[Task]) -> dict[tuple[str, str, str], int]:
@@ -229,17 +239,8 @@ def _page(world: World, url: str) -> EntityPage:
     return page
 
 
-def _usual_values(world: World) -> dict[tuple[str, str], str]:
-    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for page in world.pages.values():
-        if isinstance(page, EntityPage):
-            for name in {f.plain_name for f in page.fields}:
-                counts[page.family, name][value(world, page.url, Column(name))] += 1
-    return {key: c.most_common(1)[0][0] for key, c in counts.items()}
-
-
-def _columns(world: World, listed: Listed, usual: Mapping[tuple[str, str], str]) -> tuple[Column, ...]:
-    """The columns of a list that its pages mostly answer and that no constant does."""
+def _columns(world: World, listed: Listed) -> tuple[Column, ...]:
+    """The columns of a list that its pages answer and that no constant does."""
     pages = [_page(world, url) for url in listed.members]
     names = dict.fromkeys(sorted({f.plain_name for p in pages for f in p.fields}))
     candidates = [Column(n) for n in names if n not in _SELF_EVIDENT]
@@ -251,11 +252,12 @@ def _columns(world: World, listed: Listed, usual: Mapping[tuple[str, str], str])
 
 
 def _askable(world: World, listed: Listed, column: Column) -> bool:
+    """No value, "N/A" included, is found in too many rows; a world without missing values has no "N/A" at all."""
     values = Counter(value(world, url, column) for url in listed.members)
-    rows = len(listed.members)
+    most = MAX_SHARE * len(listed.members)
     absent = values.pop(MISSING, 0)
     repeated = max((n for n in values.values() if n > 1), default=0)
-    return max(absent, repeated) <= MAX_SHARE * rows
+    return absent <= (most if world.config.missing else 0) and repeated <= most
 
 
 def _strata(lists: list[Listed], rows: tuple[int, int]) -> list[list[list[Listed]]]:

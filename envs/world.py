@@ -8,8 +8,9 @@ Not here: tasks (`envs.tasks`), and what an agent sees of a page (`envs.tools`).
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -145,20 +146,14 @@ def _urls(seed: int, ids: Iterable[str]) -> dict[str, str]:
     urls: dict[str, str] = {}
     taken: set[str] = set()
     for i in ids:
-        for attempt in _count():
-            url = f"w/{stable_hash(seed, 'url', i, attempt) % 1_000_000:06d}"
-            if url not in taken:
-                break
+        url = next(u for attempt in itertools.count() if (u := _url(seed, i, attempt)) not in taken)
         taken.add(url)
         urls[i] = url
     return urls
 
 
-def _count() -> Iterator[int]:
-    k = 0
-    while True:
-        yield k
-        k += 1
+def _url(seed: int, i: str, attempt: int) -> str:
+    return f"w/{stable_hash(seed, 'url', i, attempt) % 1_000_000:06d}"
 
 
 def _donors(entities: Iterable[Entity]) -> dict[tuple[str, str], list[tuple[str, str]]]:

