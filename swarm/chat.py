@@ -55,7 +55,7 @@ class HermesChat:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, *, terse_tools: bool = False, cache: int = 1 << 16) -> None:
         self.tokenizer = tokenizer
         self._terse = terse_tools
-        self._full = cast(Tokenizer, tokenizer.backend_tokenizer)
+        self._full = tokenizer.backend_tokenizer
         end = self._full.token_to_id(END)
         if end is None:
             raise ValueError(f"tokenizer has no {END} token, want one with the Qwen/Hermes markers")
