@@ -40,14 +40,14 @@ def replace(folder: Path, write: Callable[[Path], None]) -> None:
             new.mkdir()
             write(new)
             for path in (*new.iterdir(), new):
-                _flush(path)
+                flush(path)
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise
         if folder.exists():
             folder.rename(old)
         new.rename(folder)
-        _flush(folder.parent)
+        flush(folder.parent)
         shutil.rmtree(old, ignore_errors=True)
 
 
@@ -78,7 +78,8 @@ def _disk(folder: Path) -> Generator[None]:
         raise CheckpointError(f"{folder}: cannot write the checkpoint: {reason}; earlier ones are intact") from e
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Waits until a file or a folder's list of names is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
