@@ -8,12 +8,13 @@ Not here: metrics, and replaying a rollout.
 
 from __future__ import annotations
 
+import errno
 import os
 import zlib
 from collections.abc import Iterable, Iterator
+from io import FileIO
 from pathlib import Path
 from struct import Struct
-from typing import BinaryIO
 
 import msgspec
 import zstandard
@@ -33,18 +34,21 @@ def write(path: Path, rollouts: Iterable[Rollout]) -> int:
     """Appends rollouts and flushes them to the disk; returns how many.
 
     Mappings and sequences in `Task.meta` and call arguments come back as dicts and lists, whatever they were.
-    Raises RecordError if `path` is another kind of file or the disk refuses: rollouts written earlier stay.
+    Raises RecordError if `path` is another kind of file or the disk refuses: the file is then as it was.
     """
     compressor = zstandard.ZstdCompressor(level=3)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = _whole_bytes(path) if path.exists() else 0
-        with path.open("r+b" if path.exists() else "xb") as f:
+        with path.open("r+b" if path.exists() else "xb", buffering=0) as f:
             f.truncate(whole)
             f.seek(whole)
-            count = _append(f, compressor, rollouts, new=whole == 0)
-            f.flush()
-            os.fsync(f.fileno())
+            try:
+                count = _append(f, compressor, rollouts, new=whole == 0)
+                os.fsync(f.fileno())
+            except OSError:
+                f.truncate(whole)
+                raise
     except OSError as e:
         raise RecordError(f"{path}: cannot write rollouts: {e.strerror or e}; earlier ones are intact") from e
     return count
@@ -68,15 +72,20 @@ def torn_bytes(path: Path) -> int:
     return path.stat().st_size - _whole_bytes(path)
 
 
-def _append(f: BinaryIO, compressor: zstandard.ZstdCompressor, rollouts: Iterable[Rollout], *, new: bool) -> int:
-    if new:
-        f.write(_MAGIC)
+def _append(f: FileIO, compressor: zstandard.ZstdCompressor, rollouts: Iterable[Rollout], *, new: bool) -> int:
     count = 0
+    _write_all(f, _MAGIC if new else b"")
     for rollout in rollouts:
         payload = compressor.compress(msgspec.msgpack.encode(rollout))
-        f.write(_HEAD.pack(len(payload), zlib.crc32(payload)) + payload)
+        _write_all(f, _HEAD.pack(len(payload), zlib.crc32(payload)) + payload)
         count += 1
     return count
+
+
+def _write_all(f: FileIO, data: bytes) -> None:
+    """Unbuffered: nothing is left over that would fail again when the file is closed."""
+    if f.write(data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _whole_bytes(path: Path) -> int:
