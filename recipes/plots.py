@@ -28,6 +28,7 @@ _SPARE = (("#56B4E9", "X"), ("#000000", "*"), ("#8C6D1F", "h"), ("#7A68A6", "p")
 _INK, _FAINT, _DPI = "#222222", "#DDDDDD", 130
 _SHARE = (0.0, 1.03)  # a hair above 1, so that a line at 1 can be seen
 _BLUE, _ORANGE, _GREEN, _RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+_HELD_OUT = {"width": "parallelism"}  # the name of the mean, where it is not the rollout's
 
 Metrics = Sequence[Mapping[str, Any]]
 
@@ -246,7 +247,7 @@ def _curves(axis: Axes, learnt: Mapping[str, Metrics], key: str) -> None:
         x, y = _column(rows, f"rollout/{key}")
         axis.plot(x, y, color=colour, linewidth=0.9, alpha=0.35)
         axis.plot(x, smooth(y), color=colour, linewidth=2, label=f"{name} (training tasks)")
-        x, y = _column(rows, f"eval/{key}")
+        x, y = _column(rows, f"eval/{_HELD_OUT.get(key, key)}")
         if x:
             axis.plot(x, y, color=colour, marker="o", linestyle="none", label=f"{name} (held-out)")
     _legend(axis)

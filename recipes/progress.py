@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 _PLAIN_SECONDS = 10.0
+_GUESS = 0.1
 _TRUST = 5.0  # seconds of measured work after which measurement outweighs the guesses
 
 
@@ -61,33 +61,35 @@ def unit_seconds(phase: Phase, spent: Spent, slow: float) -> float:
 def forecast(phases: Sequence[Phase], spent: Sequence[Spent], since: float) -> tuple[float, float]:
     """(share of the work done, seconds left), `since` seconds after the last unit of the phase at work."""
     slow = slowness(phases, spent)
-    done = left = 0.0
-    for phase, s in zip(phases, spent, strict=True):
-        unit = unit_seconds(phase, s, slow)
-        done += s.done * unit
-        left += 0.0 if s.closed else max(0, phase.units - s.done) * unit
-    begun = min(since, 0.9 * left)
+    units = [unit_seconds(p, s, slow) for p, s in zip(phases, spent, strict=True)]
+    done = sum(s.done * u for s, u in zip(spent, units, strict=True))
+    open_left = [(p.units - s.done) * u for p, s, u in zip(phases, spent, units, strict=True) if not s.closed]
+    left = sum(max(0.0, x) for x in open_left)
+    begun = min(since, 0.9 * max(0.0, open_left[0])) if open_left else 0.0  # a late unit eats no other phase's time
     return (done + begun) / (done + left) if done + left else 1.0, left - begun
 
 
 class Progress:
-    """`with Progress("wide_search", phases) as p: p.begin("ppo", done=12); p.advance(metrics={"item_f1": .6})`."""
+    """`with Progress(console, {"ppo": 40, "evaluation": 1200}) as p: p.advance("ppo"); p.note("item-F1 .6")`.
+
+    `phases` are units of work by name, in the order in which they come. `guess`: seconds a unit, where
+    units of the phases differ much; only their ratios matter once something is measured.
+    """
 
     def __init__(
         self,
-        title: str,
-        phases: Sequence[Phase],
-        console: Console | None = None,
+        console: Console | None,
+        phases: Mapping[str, int],
+        guess: Mapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._title, self._phases, self._clock = title, list(phases), clock
+        self._phases = [Phase(name, units, (guess or {}).get(name, _GUESS)) for name, units in phases.items()]
         self._spent = [Spent() for _ in phases]
-        self._console = console or Console()
+        self._console, self._clock = console or Console(), clock
         self._start = self._last = clock()
         self._printed = float("-inf")
         self._at: int | None = None
-        self._share = 0.0
-        self._metrics: Mapping[str, float] = {}
+        self._share, self._note = 0.0, ""
         self._live = Live(console=self._console, get_renderable=self._render, refresh_per_second=4)
 
     def __enter__(self) -> Progress:
@@ -104,34 +106,49 @@ class Progress:
         if self._console.is_terminal:
             self._live.stop()
 
-    def begin(self, name: str, done: int = 0) -> None:
-        """Goes to a phase; those before it are over. `done` of its units were done by an earlier process."""
+    def begin(self, name: str) -> None:
+        """Goes to a phase; those before it are over."""
         self._at = [p.name for p in self._phases].index(name)
         self._close(self._at)
-        self._spent[self._at] = Spent(done=done)
-        self._last, self._metrics = self._clock(), {}
+        self._last, self._note = self._clock(), ""
         self._say(always=True)
 
-    def advance(self, units: int = 1, metrics: Mapping[str, float] | None = None) -> None:
-        """Units of the phase are done; `metrics` replaces the numbers that are shown."""
-        if self._at is None:
-            raise RuntimeError("advance before begin")
+    def skip(self, name: str, units: int) -> None:
+        """Units of a phase that an earlier process did: they count, and say nothing about the speed."""
+        s = self._spent[self._entered(name)]
+        self._spent[self._entered(name)] = replace(s, done=s.done + units)
+
+    def advance(self, name: str, units: int = 1) -> None:
+        """Units of a phase are done. The first call begins the phase if `begin` did not, and is not measured."""
+        if self._at is None or self._phases[self._at].name != name:
+            return self.skip(name, units)
         now, s = self._clock(), self._spent[self._at]
         self._spent[self._at] = Spent(s.done + units, s.measured + units, s.seconds + now - self._last)
         self._last = now
-        self._metrics = self._metrics if metrics is None else metrics
+        self._say()
+
+    def note(self, text: str) -> None:
+        """The latest numbers, shown beside the count."""
+        self._note = text
         self._say()
 
     @property
     def share(self) -> float:
         """Share of the work done, from 0 to 1; it never falls."""
-        since = self._clock() - self._last if self._at is not None else 0.0
-        self._share = max(self._share, forecast(self._phases, self._spent, since)[0])
+        self._share = max(self._share, self._forecast()[0])
         return self._share
 
     @property
     def seconds_left(self) -> float:
-        return forecast(self._phases, self._spent, self._clock() - self._last if self._at is not None else 0.0)[1]
+        return self._forecast()[1]
+
+    def _forecast(self) -> tuple[float, float]:
+        return forecast(self._phases, self._spent, 0.0 if self._at is None else self._clock() - self._last)
+
+    def _entered(self, name: str) -> int:
+        if self._at is None or self._phases[self._at].name != name:
+            self.begin(name)
+        return [p.name for p in self._phases].index(name)
 
     def _close(self, before: int) -> None:
         for k, (phase, s) in enumerate(zip(self._phases[:before], self._spent[:before], strict=True)):
@@ -142,7 +159,7 @@ class Progress:
         if self._console.is_terminal or not (always or now - self._printed >= _PLAIN_SECONDS):
             return
         self._printed = now
-        self._console.print(f"{self._title} {self._times()} · {self._line()}", highlight=False, markup=False)
+        self._console.print(f"{self._times()} · {self._line()}", highlight=False, markup=False)
 
     def _times(self) -> str:
         elapsed = self._clock() - self._start
@@ -153,14 +170,13 @@ class Progress:
             return "starting"
         phase, done = self._phases[self._at], self._spent[self._at].done
         count = f"{phase.name} {done}/{phase.units}" if phase.units > 1 else phase.name
-        return " · ".join([count, *(f"{k.rpartition('/')[2]} {v:.3g}" for k, v in self._metrics.items())])
+        return f"{count} · {self._note}" if self._note else count
 
     def _render(self) -> RenderableType:
         row = Table.grid(padding=(0, 1), expand=True)
-        row.add_column(no_wrap=True)
         row.add_column(ratio=1)
         row.add_column(no_wrap=True)
-        row.add_row(f"[bold]{escape(self._title)}[/bold]", ProgressBar(total=1.0, completed=self.share), self._times())
+        row.add_row(ProgressBar(total=1.0, completed=self.share), self._times())
         return Group(row, Text(self._line(), style="dim", no_wrap=True, overflow="ellipsis"))
 
 

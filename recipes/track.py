@@ -43,10 +43,10 @@ def run_id(run: Path) -> str:
 
 
 class Tracker:
-    """`with Tracker(run, "offline", to_json(recipe), console) as tracker: tracker.log({"rollout/item_f1": .6}, 3)`."""
+    """`with Tracker(run, "offline", to_json(recipe)) as tracker: tracker.log({"rollout/item_f1": .6}, 3)`."""
 
-    def __init__(self, run: Path, mode: Mode, recipe: Mapping[str, Any], console: Console) -> None:
-        self._run, self._recipe, self._console = run, recipe, console
+    def __init__(self, run: Path, mode: Mode, recipe: Mapping[str, Any], console: Console | None = None) -> None:
+        self._run, self._recipe, self._console = run, recipe, console or Console()
         self._mode: Mode = mode_of(mode, os.environ)
         self._wandb: wandb.Run | None = None
 

@@ -49,15 +49,32 @@ def test_measured_units_outweigh_the_guess() -> None:
 
 
 def test_units_of_an_earlier_process_count_but_are_not_measured() -> None:
-    clock, console = Clock(), plain()
-    with Progress("run", [Phase("ppo", 40, 5.0)], console, clock) as progress:
-        progress.begin("ppo", done=20)
+    with Progress(plain(), {"ppo": 40}, {"ppo": 5.0}, Clock()) as progress:
+        progress.skip("ppo", 20)
         assert progress.share == pytest.approx(0.5)
         assert progress.seconds_left == pytest.approx(100.0)
 
 
+def test_the_first_call_of_a_phase_begins_it_and_is_not_measured() -> None:
+    clock = Clock(1000.0)
+    with Progress(plain(), {"ppo": 40}, {"ppo": 5.0}, clock) as progress:
+        clock.now = 2000.0
+        progress.advance("ppo", 20)
+        assert progress.seconds_left == pytest.approx(100.0)
+
+
+def test_later_calls_are_measured() -> None:
+    clock = Clock()
+    with Progress(plain(), {"ppo": 3}, {"ppo": 5.0}, clock) as progress:
+        progress.begin("ppo")
+        clock.now = 20.0
+        progress.advance("ppo", 2)
+        # Slowness (20 + 5) / (10 + 5) = 5/3, a unit (5 · 5/3 + 20) / (1 + 2).
+        assert progress.seconds_left == pytest.approx((25 / 3 + 20) / 3)
+
+
 def test_a_phase_that_ended_early_is_over() -> None:
-    with Progress("run", PHASES, plain(), Clock()) as progress:
+    with Progress(plain(), {"ppo": 4, "evaluation": 100}, {"evaluation": 0.2}, Clock()) as progress:
         progress.begin("ppo")
         progress.begin("evaluation")
         assert progress.seconds_left == pytest.approx(20.0)
@@ -65,46 +82,45 @@ def test_a_phase_that_ended_early_is_over() -> None:
 
 def test_the_bar_never_falls() -> None:
     clock = Clock()
-    with Progress("run", PHASES, plain(), clock) as progress:
+    with Progress(plain(), {"world": 1, "ppo": 4}, {"world": 10.0, "ppo": 5.0}, clock) as progress:
         progress.begin("world")
         clock.now = 9.0
         before = progress.share
         progress.begin("ppo")
         clock.now = 300.0
-        progress.advance()
+        progress.advance("ppo")
         assert progress.share >= before
 
 
 def test_a_plain_line_comes_every_ten_seconds() -> None:
     clock, console = Clock(), plain()
-    with Progress("run", [Phase("ppo", 40, 5.0)], console, clock) as progress:
+    with Progress(console, {"ppo": 40}, None, clock) as progress:
         progress.begin("ppo")
         for now in (4.0, 8.0, 12.0, 16.0):
             clock.now = now
-            progress.advance(metrics={"rollout/item_f1": 0.6125})
+            progress.note("item-F1 0.61")
+            progress.advance("ppo")
         lines = printed(console)
     assert len(lines) == 2
-    assert lines[1].startswith("run ")
-    assert lines[1].endswith("ppo 3/40 · item_f1 0.613")
+    assert lines[1].endswith("ppo 2/40 · item-F1 0.61")
     assert "0:12 elapsed" in lines[1]
 
 
 def test_the_last_line_says_that_all_is_done() -> None:
     console = plain()
-    with Progress("run", PHASES, console, Clock()) as progress:
+    with Progress(console, {"ppo": 4, "evaluation": 100}, None, Clock()) as progress:
         progress.begin("evaluation")
-    assert printed(console)[-1].startswith("run 100 %")
-    assert "0:00 left" in printed(console)[-1]
+    assert printed(console)[-1] == "100 % · 0:00 elapsed · 0:00 left · evaluation 100/100"
 
 
 def test_a_terminal_gets_a_bar_and_the_latest_numbers() -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
-    with Progress("run", PHASES, console, Clock()) as progress:
-        progress.begin("ppo")
-        progress.advance(metrics={"item_f1": 0.5})
+    with Progress(console, {"ppo": 4}, None, Clock()) as progress:
+        progress.advance("ppo")
+        progress.note("item-F1 0.5")
     text = "\n".join(printed(console))
     assert "━" in text
-    assert "ppo 4/4 · item_f1 0.5" in text
+    assert "ppo 4/4 · item-F1 0.5" in text
 
 
 def test_times_are_read_at_a_glance() -> None:
