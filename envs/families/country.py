@@ -40,7 +40,7 @@ def country_id(code: str) -> str:
 def _country(c: Row, capital: str, currencies: dict[str, str]) -> Entity:
     currency = f"currency/{c['currencycode']}"
     facts = (
-        Fact("capital", c["capital"], capital),
+        Fact("capital", c["capital"].strip(), capital),
         Fact("currency", currencies.get(currency, ""), currency),
         Fact("area", number(c["areakm2"])),
         Fact("population", number(c["population"])),
@@ -54,7 +54,9 @@ def _capitals(geo: Geo) -> dict[str, str]:
     found: dict[str, Row] = {}
     for city in geo.cities:
         code = city["countrycode"]
-        is_capital = code in geo.countries and city["name"].casefold() == geo.countries[code]["capital"].casefold()
+        is_capital = (
+            code in geo.countries and city["name"].casefold() == geo.countries[code]["capital"].strip().casefold()
+        )
         if is_capital and (code not in found or found[code]["population"] < city["population"]):
             found[code] = city
     return {code: city_id(city) for code, city in found.items()}

@@ -58,7 +58,7 @@ def load_geo() -> Geo:
     nearest_city, _ = _nearest(airport_units_A3, city_units_C3)
     close = cosines > np.cos(_VOTE_KM / _EARTH_KM)
     trusted = _trusted_labels(airports, [cities[i] for i in nearest_city])
-    nearby = [airports[j] if near else {} for j, near in zip(nearest_airport, close, strict=True)]
+    nearby: list[Row] = [airports[j] if near else {} for j, near in zip(nearest_airport, close, strict=True)]
     names = _division_names(cities, nearby, trusted)
     return Geo(
         countries,
