@@ -1,0 +1,36 @@
+"""The seam to the model: hidden states where actions are predicted, and what a head reads from them.
+
+The action rows are gathered before the head, so that the vocabulary is never spanned for observations.
+Heads run in float32 whatever the trunk runs in (bf16 logits cost accuracy: arXiv 2510.13786).
+Not here: losses. Axes: d hidden, V vocabulary, n action tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import Qwen3ForCausalLM
+
+from swarm.engine.qwen3 import hidden, logits, shape_of, weights_of
+from swarm.rl.rows import MicroBatch
+
+
+def hidden_states(model: Qwen3ForCausalLM, micro: MicroBatch, bf16: bool = False) -> Tensor:
+    """Final hidden states [n, d], float32, at the position before each action token."""
+    with torch.autocast(micro.ids_T.device.type, torch.bfloat16, enabled=bf16):
+        h_Td = hidden(weights_of(model), shape_of(model.config), micro.ids_T, micro.lengths)
+    return h_Td.index_select(0, micro.read_n).float()
+
+
+def token_logprobs(
+    model: Qwen3ForCausalLM, h_nd: Tensor, target_n: Tensor, temperature: float = 1.0, entropy_grad: bool = False
+) -> tuple[Tensor, Tensor]:
+    """log π(target) and the entropy of π, both [n] in nats, with π = softmax(logits / temperature).
+
+    The entropy carries a gradient only when asked to.
+    """
+    logits_nV = logits(weights_of(model), h_nd)
+    logp_nV = (logits_nV if temperature == 1.0 else logits_nV / temperature).log_softmax(-1)
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        entropy_n = -(logp_nV.exp() * logp_nV).sum(-1)
+    return logp_nV.gather(-1, target_n[:, None])[:, 0], entropy_n

@@ -1,0 +1,137 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+"""Segments as training rows: their ids, where the policy acted, and how rows go through a model.
+
+Ids are taken as they are, never made again from text. Rows are cut into micro-batches by their size in
+tokens, sorted by length, and packed without padding. Axes: S rows, N action tokens (row by row, left to
+right), L all tokens; of one micro-batch: B rows, T tokens, n action tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from swarm.types import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows laid end to end: row s is `ids_L[start_S[s] : start_S[s] + length_S[s]]`.
+
+    Its action tokens are `first_S[s] : first_S[s] + actions_S[s]` of N; token j stands at `position_N[j]`
+    of its row and is predicted from the position before. `target_N` are the ids of the action tokens.
+    """
+
+    ids_L: Tensor
+    start_S: Tensor
+    length_S: Tensor
+    first_S: Tensor
+    actions_S: Tensor
+    position_N: Tensor
+    target_N: Tensor
+
+    def __len__(self) -> int:
+        return len(self.length_S)
+
+    def to(self, device: torch.device) -> Rows:
+        return Rows(*(getattr(self, name).to(device) for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows that go through a model together, packed end to end in `ids_T`.
+
+    `read_n` are the positions in T from which the action tokens are predicted, `target_n` the action
+    ids, `index_n` says which of N they are.
+    """
+
+    ids_T: Tensor
+    lengths: tuple[int, ...]
+    read_n: Tensor
+    target_n: Tensor
+    index_n: Tensor
+
+
+def rows_of(segments: Sequence[Segment]) -> Rows:
+    """One row a segment, acting where a span was sampled.
+
+    Raises ValueError when a segment begins with an action: nothing predicts it.
+    """
+    ids: list[int] = []
+    positions: list[int] = []
+    lengths: list[int] = []
+    actions: list[int] = []
+    for segment in segments:
+        at = before = len(ids)
+        acted = len(positions)
+        for span in segment.spans:
+            if span.kind == "sampled":
+                positions.extend(range(at - before, at - before + len(span.ids)))
+            ids.extend(span.ids)
+            at += len(span.ids)
+        if len(positions) > acted and positions[acted] == 0:
+            raise ValueError("a segment begins with a sampled token, want a prompt before it")
+        lengths.append(at - before)
+        actions.append(len(positions) - acted)
+    return _laid_out(torch.tensor(ids, dtype=torch.long), lengths, positions, actions)
+
+
+def _laid_out(ids_L: Tensor, lengths: list[int], positions: list[int], actions: list[int]) -> Rows:
+    length_S = torch.tensor(lengths, dtype=torch.long)
+    actions_S = torch.tensor(actions, dtype=torch.long)
+    start_S, first_S = length_S.cumsum(0) - length_S, actions_S.cumsum(0) - actions_S
+    position_N = torch.tensor(positions, dtype=torch.long)
+    target_N = ids_L[start_S.repeat_interleave(actions_S) + position_N]
+    return Rows(ids_L, start_S, length_S, first_S, actions_S, position_N, target_N)
+
+
+def ends_of(rows: Rows, chosen_S: Tensor) -> Rows:
+    """The chosen rows, each read once: at its last token, from where its next token would be predicted."""
+    length_S = rows.length_S[chosen_S]
+    one_S = torch.ones_like(length_S)
+    picked = replace(rows, start_S=rows.start_S[chosen_S], length_S=length_S, actions_S=one_S)
+    return replace(
+        picked, first_S=one_S.cumsum(0) - one_S, position_N=length_S.clone(), target_N=torch.zeros_like(length_S)
+    )
+
+
+def micro_batches(rows: Rows, chosen_S: Tensor, budget: int) -> list[MicroBatch]:
+    """The chosen rows that have actions, longest first, in micro-batches of at most `budget` tokens.
+
+    A row longer than the budget goes alone. `chosen_S` holds row indices.
+    """
+    chosen_S = chosen_S[rows.actions_S[chosen_S] > 0]
+    chosen_S = chosen_S[rows.length_S[chosen_S].argsort(descending=True, stable=True)]
+    lengths: list[int] = rows.length_S[chosen_S].tolist()
+    out: list[MicroBatch] = []
+    first = size = 0
+    for k, length in enumerate(lengths):
+        if k > first and size + length > budget:
+            out.append(_packed(rows, chosen_S[first:k], lengths[first:k]))
+            first, size = k, 0
+        size += length
+    if first < len(lengths):
+        out.append(_packed(rows, chosen_S[first:], lengths[first:]))
+    return out
+
+
+def _packed(rows: Rows, chosen_B: Tensor, lengths: list[int]) -> MicroBatch:
+    length_B, actions_B = rows.length_S[chosen_B], rows.actions_S[chosen_B]
+    index_n = _ranges(rows.first_S[chosen_B], actions_B)
+    pack_start_B = length_B.cumsum(0) - length_B
+    return MicroBatch(
+        ids_T=rows.ids_L[_ranges(rows.start_S[chosen_B], length_B)],
+        lengths=tuple(lengths),
+        read_n=pack_start_B.repeat_interleave(actions_B) + rows.position_N[index_n] - 1,
+        target_n=rows.target_N[index_n],
+        index_n=index_n,
+    )
+
+
+def _ranges(start_B: Tensor, count_B: Tensor) -> Tensor:
+    """`start[0] … start[0] + count[0] − 1, start[1] …`, end to end."""
+    shift_B = start_B - (count_B.cumsum(0) - count_B)
+    return shift_B.repeat_interleave(count_B) + torch.arange(int(count_B.sum()), device=start_B.device)
