@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -30,7 +31,7 @@ from transformers import Qwen3ForCausalLM
 from swarm.engine import kernels
 from swarm.engine.kv import BlockTree, Chain, Ids
 from swarm.engine.qwen3 import shape_of, weights_of
-from swarm.engine.ragged import FusedWeights, Stepper, block_bytes, empty_cache, fuse, rows_of
+from swarm.engine.ragged import Floats, FusedWeights, Stepper, block_bytes, empty_cache, fuse, rows_of
 from swarm.types import CheckpointRef, Completion, EngineError, Finish, Sampling
 
 _SEED_MASK = 2**64 - 1
@@ -105,24 +106,25 @@ class EmbeddedEngine:
         self._queue: deque[_Request] = deque()
         self._active: list[_Request] = []
         self._stats = EngineStats()
-        self._nurseries: trio.NurseryManager | None = None
+        self._nursery_context: AbstractAsyncContextManager[trio.Nursery] | None = None
         self._nursery: trio.Nursery | None = None
 
     async def __aenter__(self) -> Self:
-        self._nurseries = trio.open_nursery()
-        self._nursery = await self._nurseries.__aenter__()
+        self._nursery_context = trio.open_nursery()
+        self._nursery = await self._nursery_context.__aenter__()
         self._nursery.start_soon(self._drive)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         assert self._nursery is not None
-        assert self._nurseries is not None
+        assert self._nursery_context is not None
         self._nursery.cancel_scope.cancel()
         self._nursery = None
         try:
-            return await self._nurseries.__aexit__(kind, error, trace)
+            # The body's own exception is not shown to the nursery, which would wrap it in a group.
+            await self._nursery_context.__aexit__(None, None, None)
         finally:
             self._fail("the engine was closed")
             self._pool.shutdown()
@@ -324,16 +326,17 @@ class EmbeddedEngine:
         self._swapped.set()
 
     def _fail(self, error: str) -> None:
-        """Every waiter gets an EngineError; the cache may be half written, so it is forgotten."""
+        """Every waiter gets an EngineError; the cache may hold anything, even NaN, so it is made anew."""
         for request in (*self._active, *self._queue):
             request.error, request.chain = error, None
             request.done.set()
         self._active, self._queue = [], deque()
         self._tree.clear()
+        self._cache = empty_cache(self.shape, self._tree.count)
 
 
 def _sample_part(
-    weights: FusedWeights, cache: np.ndarray, stepper: Stepper, part: Sequence[_Request]
+    weights: FusedWeights, cache: Floats, stepper: Stepper, part: Sequence[_Request]
 ) -> list[tuple[int, float]]:
     """One token and logprob for each request, meaningless for one whose prompt is not yet all computed."""
     chunks = [r.ids[r.computed : r.computed + r.chunk] for r in part]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +53,7 @@ class Shape:
 
 def shape_of(config: Qwen3Config) -> Shape:
     """Reads a model's config. Raises ValueError for a variant that is not built here."""
-    rope = dict(config.rope_parameters or {})
+    rope = cast("dict[str, Any]", config.rope_parameters)
     seen = {
         "model_type": (config.model_type, "qwen3"),
         "hidden_act": (config.hidden_act, "silu"),
@@ -72,7 +73,7 @@ def shape_of(config: Qwen3Config) -> Shape:
         ffn=config.intermediate_size,
         vocab=config.vocab_size,
         eps=config.rms_norm_eps,
-        theta=float(rope["rope_theta"]),
+        theta=rope["rope_theta"],
     )
 
 

@@ -94,7 +94,6 @@ class Stepper:
         self._qkv = torch.empty(rows, (s.heads + 2 * s.kv_heads) * s.head_dim)
         self._q, self._att = (torch.empty(rows, s.heads * s.head_dim) for _ in range(2))
         self._gate_up, self._act = torch.empty(rows, 2 * s.ffn), torch.empty(rows, s.ffn)
-        self._bits, self._line = np.empty(s.ffn, np.int32), np.empty(s.ffn, np.float32)
 
     def logits(self, w: FusedWeights, cache: Floats, rows: Rows) -> Floats:
         """Computes the rows, writes their keys and values into the cache; returns logits (S, V)."""
@@ -115,7 +114,7 @@ class Stepper:
             torch.mm(att, layer.out, out=delta)
             kernels.add_norm(x.numpy(), delta.numpy(), layer.ffn_norm, eps, h.numpy())
             torch.mm(h, layer.gate_up, out=gate_up)
-            kernels.swiglu(gate_up.numpy(), act.numpy(), self._bits, self._line)
+            kernels.swiglu(gate_up.numpy(), act.numpy())
             torch.mm(act, layer.down, out=delta)
         last = torch.from_numpy(rows.first[1:] - 1)
         x_SM, delta_SM = x[last], delta[last]

@@ -24,7 +24,7 @@ class ScriptedEngine:
     """
 
     def __init__(self, policy: Policy, *, fail_at: Collection[int] = (), delay: float = 0.0, version: int = 0) -> None:
-        self._policy, self._fail_at, self._delay = policy, frozenset(fail_at), delay
+        self._policy, self._fail_at, self._delay = policy, fail_at, delay
         self.version = version
         self.calls = 0
         self.pending = 0
