@@ -44,6 +44,7 @@ MAX_SHARE = 0.12
 """A column is offered where no constant is right in more than this share of rows: with five such
 columns a constant gains at most 0.12 · 5 / 6 = 0.1 over the keys alone."""
 _SELF_EVIDENT = frozenset({"last year"})
+"""Fields whose value repeats the key, so that only what they link to is worth asking."""
 _ROW_STEPS = 8
 _PATIENCE = 200
 
@@ -247,7 +248,10 @@ def _columns(world: World, listed: Listed) -> tuple[Column, ...]:
     for via in names:
         links = [f.link for p in pages if (f := p.latest(via)) and f.link]
         targets = [_page(world, link) for link in links]
-        candidates += [Column(n, via) for n in sorted({f.plain_name for t in targets for f in t.fields if not f.link})]
+        candidates += [
+            Column(n, via)
+            for n in sorted({f.plain_name for t in targets for f in t.fields if not f.link} - _SELF_EVIDENT)
+        ]
     return tuple(c for c in candidates if _askable(world, listed, c))
 
 
