@@ -43,31 +43,31 @@ MARKERS = (
 )
 """Added tokens: matched in what the template and a policy say, never in foreign text."""
 
-PIECES = {
-    "[Doc ": r"\[Doc (?=\d)",
-    "](w/": r"\]\(w/(?=\d)",
-    "[left ": r"\[left (?=\d)",
-    " | #": r" \| #",
-    " | N/A": r" \| N/A",
-    "| #": r"\| #",
-    " |": r" \|",
-    "#rows": r"#rows\b",
-    " #": r" #(?!rows\b)",
-    "#": r"#",
-    " page ": r" page (?=\d)",
-    " of ": r" of (?=\d)",
-    " p": r" p(?=\d)",
-    ": ": r": (?!\p{L})",
-    ")": r"\)",
-    "]": r"\]",
-    "-": r"-",
-    **{f".{letter}": rf"(?<=\d)\.{letter}(?![\p{{L}}\p{{N}}])" for letter in "abcdefgh"},
-    " rows": r" rows\b",
-    " pages": r" pages\b",
-}
-"""Pieces of rows, handles and documents that are one token, and where: the first pattern that fits wins."""
+PIECES = (
+    *(" | #", " | N/A", " |", "| #", " #", "#", "#rows", " rows", " pages", " N/A", "N/A"),
+    *("[Doc ", "[left ", "](w/", "]", ")", "-", " page ", " of ", " p", ": "),
+    *(f".{letter}" for letter in "abcdefgh"),
+)
+"""Pieces of rows, handles and documents that are one token wherever `SPLIT` isolates them."""
 
-WORDS = r"| ?[\p{L}\p{M}]+| ?[^\s\p{L}\p{M}\p{N}\[]|\[|\s"
+SPLIT = "|".join(
+    (
+        r"\d{1,3}",
+        r" (?:\|(?: (?:#|N/A\b))?|#(?!rows\b)|N/A\b|(?:page|of) (?=\d)|p(?=\d)|[\p{L}\p{M}]+|[^\s\p{L}\p{M}\p{N}\[])",
+        r"N/A\b",
+        r"[\p{L}\p{M}]+",
+        r"\[(?:(?:Doc|left) (?=\d))?",
+        r"\](?:\(w/(?=\d))?",
+        r"\| #",
+        r"#(?:rows\b)?",
+        r": (?!\p{L})",
+        r"(?<=\d)\.[a-h](?![\p{L}\p{N}])",
+        r"[^\s\p{L}\p{M}\p{N}]",
+        r"\s",
+    )
+)
+"""Where text is cut before anything is merged. The matcher tries the alternatives one after another,
+so they are few and grouped by their first character."""
 
 TEMPLATE = """\
 {%- for m in messages -%}
@@ -96,7 +96,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 2304) -> PreTrainedT
 
     Raises ValueError if `vocab_size` leaves no room for bytes, numbers, pieces and markers.
     """
-    fixed = list(dict.fromkeys([*sorted(ByteLevel.alphabet()), *_digits(), *(_as_bytes(p) for p in PIECES)]))
+    fixed = list(dict.fromkeys([*sorted(ByteLevel.alphabet()), *_digits(), *map(_as_bytes, PIECES)]))
     room = vocab_size - len(fixed) - len(MARKERS)
     if room < 0:
         raise ValueError(f"vocab_size = {vocab_size}, want at least {vocab_size - room}")
@@ -104,7 +104,7 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 2304) -> PreTrainedT
     vocab = {token: i for i, token in enumerate(dict.fromkeys([*fixed, *(a + b for a, b in merges)]))}
     # ignore_merges: a piece or a number that is in the vocabulary is one token though no merge leads to it.
     tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=True))
-    tokenizer.pre_tokenizer = _splitter("|".join([*PIECES.values(), r"\d{1,3}"]) + WORDS, "isolated")
+    tokenizer.pre_tokenizer = _splitter()
     tokenizer.decoder = ByteLevelDecoder()
     tokenizer.add_special_tokens([AddedToken(m, special=True, normalized=False) for m in MARKERS])
     fast = PreTrainedTokenizerFast(
@@ -126,22 +126,23 @@ def _digits() -> Iterator[str]:
 
 def _as_bytes(text: str) -> str:
     """Text in the alphabet of a byte-level vocabulary."""
-    ((piece, _),) = Sequence([ByteLevel(add_prefix_space=False, use_regex=False)]).pre_tokenize_str(text)
+    ((piece, _),) = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)
     return piece
 
 
 def _merges(texts: Iterable[str], count: int) -> list[tuple[str, str]]:
     """Up to `count` merges, learned on words alone: numbers and pieces need none."""
+    split, fixed = Split(Regex(SPLIT), "isolated"), {*PIECES, *_digits()}
+    words = (word for text in texts for word, _ in split.pre_tokenize_str(text) if word not in fixed)
     learner = Tokenizer(BPE())
-    fixed = "|".join([*PIECES.values(), r"\d{1,3}"])
-    learner.pre_tokenizer = Sequence([Split(Regex(fixed), "removed"), _splitter(WORDS.removeprefix("|"), "isolated")])
+    learner.pre_tokenizer = _splitter()
     alphabet = ByteLevel.alphabet()
     trainer = BpeTrainer(
         vocab_size=len(alphabet) + count, initial_alphabet=alphabet, min_frequency=2, show_progress=False
     )
-    learner.train_from_iterator(texts, trainer)
+    learner.train_from_iterator(words, trainer)
     return [(a, b) for a, b in json.loads(learner.to_str())["model"]["merges"]]
 
 
-def _splitter(pattern: str, behaviour: str) -> PreTokenizer:
-    return Sequence([Split(Regex(pattern), behaviour), ByteLevel(add_prefix_space=False, use_regex=False)])
+def _splitter() -> PreTokenizer:
+    return Sequence([Split(Regex(SPLIT), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)])

@@ -33,7 +33,10 @@ contents = st.text().map(str.strip).filter(lambda s: "<tool_call>" not in s)
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [
-        *((piece, 1) for piece in (" | #", " |", "#", " #", "#rows", " rows", " | N/A", " pages", ": ", ")", "]", "-")),
+        *(
+            (piece, 1)
+            for piece in (" | #", " |", "#", " #", "#rows", " rows", " | N/A", " pages", " N/A", ": ", ")", "]", "-")
+        ),
         ("| #17 |", 3),
         ("999", 1),
         ("042", 1),
@@ -72,7 +75,7 @@ def test_the_vocabulary_is_as_large_as_asked_at_most() -> None:
 
 
 def test_a_vocabulary_without_room_for_the_fixed_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="vocab_size = 1000, want at least 1395"):
+    with pytest.raises(ValueError, match="vocab_size = 1000, want at least 1397"):
         build_tokenizer(TEXTS, vocab_size=1000)
 
 
@@ -90,11 +93,13 @@ def test_a_saved_tokenizer_loads_with_autotokenizer(tmp_path) -> None:
 
 
 @given(st.text())
+@settings(max_examples=40)
 def test_any_text_comes_back_exactly(text: str) -> None:
     assert CHAT.decode(CHAT.encode(text)) == text
 
 
 @given(contents, st.lists(tool_calls, max_size=3))
+@settings(max_examples=40)
 def test_a_turn_comes_back_as_it_was_said(content: str, calls: list[ToolCall]) -> None:
     assert CHAT.parse(CHAT.encode_turn(content, calls)) == Turn(content, tuple(calls))
 
@@ -129,7 +134,8 @@ def test_an_arbitrary_body_of_a_call_parses_without_an_exception(body: str) -> N
 def test_a_malformed_call_is_a_reason(text: str, reason: str) -> None:
     turn = CHAT.parse(CHAT.encode(text))
     assert turn.calls == ()
-    assert len(turn.malformed) == 1 and reason in turn.malformed[0]
+    assert len(turn.malformed) == 1
+    assert reason in turn.malformed[0]
 
 
 def test_a_good_call_beside_a_bad_one_is_kept() -> None:
