@@ -1,0 +1,251 @@
+"""The command `swarm-rl`: train, eval, report, tasks, score.
+
+Whatever a user can get wrong ends as one line on stderr and exit code 2, Ctrl-C as one line and 130;
+a traceback is a bug. Not here: what the commands do (each calls one function), and the fields of
+recipes (`recipes.overrides`).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rewards.widesearch.cli import score_main
+from rich.console import Console
+from rich.markup import escape
+
+from recipes.arguments import UsageError, parser_of, positive, rows_range, systems_list, unknown
+from recipes.cold_start import cold_start, cold_start_sloppy, fit
+from recipes.episodes import Episode, EpisodesError, by_rows, summary
+from recipes.evaluate import SYSTEMS, eval_command
+from recipes.overrides import OverrideError, apply, describe
+from recipes.progress import Progress
+from recipes.report import ReportError, ordered, print_table, summary_table, write_report
+from recipes.show_tasks import tasks_command
+from recipes.train import train
+from recipes.wide_search import single_agent, wide_search
+from swarm.folders import CheckpointError
+from swarm.rundir import RunDirError
+
+HELP = """\
+usage: swarm-rl COMMAND ...
+
+Train an orchestrator that spawns frozen subagents, and measure it.
+
+  train RECIPE    train, evaluate and report: the whole job, into runs/RECIPE
+  eval RUN        evaluate a finished run on tasks and worlds that it never saw
+  report RUN      rebuild the report of a run and show its table
+  tasks           count, show and export the tasks of the world
+  score           score a response with the WideSearch scorer
+
+Begin with:  swarm-rl train wide_search
+Every command has a --help of its own.
+"""
+
+
+USER_ERRORS = (UsageError, OverrideError, ReportError, EpisodesError, CheckpointError, RunDirError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A recipe: the function that makes it, and the one that runs it, `run(recipe, out, clean=, console=)`."""
+
+    make: Callable[[], Any]
+    run: Callable[..., Any]
+
+    @property
+    def words(self) -> str:
+        return (self.make.__doc__ or "").strip().split("\n")[0]
+
+
+RECIPES: Mapping[str, Entry] = {
+    "wide_search": Entry(wide_search, train),
+    "single_agent": Entry(single_agent, train),
+    "cold_start": Entry(cold_start, fit),
+    "cold_start_sloppy": Entry(cold_start_sloppy, fit),
+}
+
+
+def main(argv: Sequence[str] | None = None, recipes: Mapping[str, Entry] = RECIPES) -> int:
+    """Runs one command and returns the exit code: 0, 2 for a mistake of the user, 130 for Ctrl-C."""
+    try:
+        return _dispatch(list(sys.argv[1:] if argv is None else argv), recipes)
+    except SystemExit as stop:  # argparse, after --help
+        return stop.code if isinstance(stop.code, int) else 0
+    except (*USER_ERRORS, ValueError, KeyboardInterrupt, BaseExceptionGroup) as error:
+        line, code = explained(error)
+        if not line:
+            raise
+        print(f"swarm-rl: {line}", file=sys.stderr)
+        return code
+
+
+def _dispatch(argv: list[str], recipes: Mapping[str, Entry]) -> int:
+    command, rest = (argv[0], argv[1:]) if argv else ("--help", [])
+    if command in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    match command:
+        case "train":
+            return _train(rest, recipes, console)
+        case "eval":
+            return _eval(rest, console)
+        case "report":
+            return _report(rest, console)
+        case "tasks":
+            return tasks_command(rest, console)
+        case "score":
+            return score_main(rest)
+        case _:
+            raise UsageError(unknown("command", command, ("train", "eval", "report", "tasks", "score")))
+
+
+# --- errors ----------------------------------------------------------------------------
+
+
+def explained(error: BaseException) -> tuple[str, int]:
+    """(the line for the user, the exit code), or ("", 1) if it is a bug.
+
+    A group is a mistake of the user only if everything in it is.
+    """
+    leaves = list(_leaves(error))
+    if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
+        return "interrupted; a training run goes on where it was with the same command", 130
+    if not all(_is_users(leaf) for leaf in leaves):
+        return "", 1
+    return " ".join(_line(leaves[0]).split()), 2
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _is_users(error: BaseException) -> bool:
+    """The task sampler has no error type of its own for bounds that no task meets: its messages begin so."""
+    return isinstance(error, USER_ERRORS) or (type(error) is ValueError and str(error).startswith("tasks: "))
+
+
+def _line(error: BaseException) -> str:
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno == errno.ENOSPC:
+        return f"{where}the disk is full; what was saved before is intact"
+    return f"{where}{error.strerror}"
+
+
+# --- train -----------------------------------------------------------------------------
+
+
+def _train(argv: list[str], recipes: Mapping[str, Entry], console: Console) -> int:
+    """The recipe comes first, so that the values of overrides are never taken for it."""
+    if not argv or argv[0].startswith("-"):
+        if argv and argv[0] not in ("-h", "--help"):
+            raise UsageError(f"train: the recipe comes before {argv[0]} (see swarm-rl train --help)")
+        print(_train_help(recipes), end="")
+        return 0
+    name = argv[0]
+    if name not in recipes:
+        raise UsageError(unknown("recipe", name, recipes))
+    parser = parser_of("train", f"{name} [--out FOLDER] [--clean] [--FIELD VALUE ...]", recipes[name].words, "")
+    parser.epilog = f"example:\n  swarm-rl train {name} --out runs/second --seed 1\n\nfields:"
+    parser.add_argument("--out", type=Path, default=Path("runs") / name, help="the run folder (default: %(default)s)")
+    parser.add_argument("--clean", action="store_true", help="empty the run folder first, instead of going on")
+    if {"-h", "--help"} & set(argv[1:]):
+        parser.print_help()
+        console.print(describe(recipes[name].make()))
+        return 0
+    options, fields = parser.parse_known_args(argv[1:])
+    recipe = apply(recipes[name].make(), fields)
+    recipes[name].run(recipe, options.out, clean=options.clean, console=console)
+    return 0
+
+
+def _train_help(recipes: Mapping[str, Entry]) -> str:
+    width = max(map(len, recipes))
+    lines = [f"  {name:<{width}}  {entry.words}" for name, entry in recipes.items()]
+    return "\n".join(
+        [
+            "usage: swarm-rl train RECIPE [--out FOLDER] [--clean] [--FIELD VALUE ...]\n",
+            "Runs a recipe into FOLDER (runs/RECIPE): recipe, metrics, recorded rollouts, checkpoints and",
+            "report/report.md. A run that was stopped goes on with the same command; --clean begins anew.\n",
+            "recipes:",
+            *lines,
+            "\nEvery field of a recipe can be set:",
+            "  swarm-rl train wide_search --seed 1 --ppo.lr 2e-4",
+            "  swarm-rl train wide_search --help         lists the fields\n",
+        ]
+    )
+
+
+# --- eval, report ----------------------------------------------------------------------
+
+
+def _eval(argv: list[str], console: Console) -> int:
+    words = (
+        "Evaluates a run's systems on held-out tasks, of the run's world or of another, and prints means a system.\n"
+        "Nothing is written to the run folder."
+    )
+    parser = parser_of("eval", "RUN [options]", words, "swarm-rl eval runs/wide_search --world-seed 7 --rows 50-80")
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run folder, for example runs/wide_search")
+    parser.add_argument(
+        "--systems", type=systems_list, default=SYSTEMS, help=f"some of {','.join(SYSTEMS)} (default: all)"
+    )
+    parser.add_argument("--world-seed", type=int, help="another world: other pages, addresses and lists")
+    parser.add_argument("--task-seed", type=int, default=0, help="other tasks (default: %(default)s)")
+    parser.add_argument("--tasks", type=positive, default=100, help="how many (default: %(default)s)")
+    parser.add_argument("--rows", type=rows_range, default=(3, 80), help="sizes of the tables (default: 3-80)")
+    parser.add_argument("--budget", type=positive, help="critical steps an episode (default: the recipe's)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    o = parser.parse_args(argv)
+    with Progress(Console(stderr=True), {"episodes": o.tasks * len(o.systems)}) as progress:
+        found = eval_command(
+            o.run,
+            systems=o.systems,
+            world_seed=o.world_seed,
+            task_seed=o.task_seed,
+            tasks=o.tasks,
+            rows=o.rows,
+            budget=o.budget,
+            done=lambda n: progress.advance("episodes", n),
+        )
+    means = evaluated(found)
+    if o.json:
+        print(json.dumps(means, indent=1))
+    else:
+        console.print(summary_table(means["systems"]))
+    return 0
+
+
+def evaluated(found: Sequence[Episode]) -> dict[str, Any]:
+    """`{"systems": {system: summary}, "by_rows": {system: {band: summary}}}`."""
+    groups = {s: [e for e in found if e.system == s] for s in ordered({e.system for e in found})}
+    return {
+        "systems": {s: summary(group) for s, group in groups.items()},
+        "by_rows": {s: by_rows(group) for s, group in groups.items()},
+    }
+
+
+def _report(argv: list[str], console: Console) -> int:
+    words = "Rebuilds RUN/report (report.md, report.json, pictures) from the files of the run, and prints its table."
+    parser = parser_of("report", "RUN [--json]", words, "swarm-rl report runs/wide_search")
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run folder, for example runs/wide_search")
+    parser.add_argument("--json", action="store_true", help="print report.json instead of the table")
+    o = parser.parse_args(argv)
+    report = write_report(o.run)
+    if o.json:
+        print(json.dumps(report, indent=1))
+    else:
+        print_table(report, console)
+        console.print(f"report: {escape(str(o.run / 'report' / 'report.md'))}", highlight=False)
+    return 0
