@@ -93,13 +93,13 @@ def test_a_saved_tokenizer_loads_with_autotokenizer(tmp_path) -> None:
 
 
 @given(st.text())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_any_text_comes_back_exactly(text: str) -> None:
     assert CHAT.decode(CHAT.encode(text)) == text
 
 
 @given(contents, st.lists(tool_calls, max_size=3))
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_a_turn_comes_back_as_it_was_said(content: str, calls: list[ToolCall]) -> None:
     assert CHAT.parse(CHAT.encode_turn(content, calls)) == Turn(content, tuple(calls))
 
@@ -120,7 +120,7 @@ def test_an_arbitrary_body_of_a_call_parses_without_an_exception(body: str) -> N
     [
         ('<tool_call>\n{"name": "access"', "unclosed <tool_call>"),
         ("<tool_call>\n{name}\n</tool_call>", "not JSON"),
-        ("<tool_call>\n" + "[" * 100_000 + "\n</tool_call>", "not JSON"),
+        ("<tool_call>\n" + "[" * 20_000 + "\n</tool_call>", "not JSON"),
         ('<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>', "not JSON"),
         ('<tool_call>{"name": "a", "arguments": {"x": "\\ud800"}}</tool_call>', "not JSON"),
         ("<tool_call>[1]</tool_call>", "not a JSON object"),
