@@ -16,8 +16,9 @@ from swarm.types import ToolCall, Turn
 _COLUMNS = re.compile(r"Columns: (.+)")
 _PAGES = re.compile(r"#(\d+) p(\d+)(?:-(\d+))?")
 _HIT = re.compile(r"^\[Doc (\d+)\]\(\S+\) (.*?)(?: list, (\d+) pages?)?$")
-_LIST = re.compile(r"^\[Doc (\d+)\]\(\S+\) (.*) page (\d+) of (\d+)$")
-_DOC = re.compile(r"^\[Doc (\d+)\]\(\S+\) (.*)$")
+_LABEL = r"^(?:\[Doc (?P<new>\d+)\]\(\S+\) .*?|#(?P<known>\d+))"
+_LIST = re.compile(_LABEL + r" page (?P<page>\d+) of (?P<pages>\d+)$")
+_DOC = re.compile(_LABEL + "$")
 _FIELD = re.compile(r"^([a-z]) ([^:]+): (.*)$")
 _REVISION = re.compile(r"^(.*) \((\d{4})\)$")
 ABSENT = "N/A"
@@ -72,18 +73,22 @@ def _read_page(notes: Notes, result: str) -> None:
     lines = result.splitlines()
     listed = _LIST.match(lines[0]) if lines else None
     if listed:
-        notes.list_doc, notes.page, notes.pages = int(listed[1]), int(listed[3]), int(listed[4])
-        notes.entries += [int(m[1]) for line in lines[1:] if (m := _DOC.match(line))]
+        notes.list_doc, notes.page, notes.pages = _number(listed), int(listed["page"]), int(listed["pages"])
+        notes.entries += [_number(m) for line in lines[1:] if (m := _DOC.match(line))]
         return
     doc = _DOC.match(lines[0]) if lines else None
     if doc:
         fields = (m for line in lines[1:] if (m := _FIELD.match(line)))
-        notes.fields[int(doc[1])] = {m[2]: (m[1], m[3], _linked(m[3])) for m in fields}
+        notes.fields[_number(doc)] = {m[2]: (m[1], m[3], _linked(m[3])) for m in fields}
+
+
+def _number(label: re.Match[str]) -> int:
+    return int(label["new"] or label["known"])
 
 
 def _linked(value: str) -> int:
     m = _DOC.match(value)
-    return int(m[1]) if m else 0
+    return _number(m) if m else 0
 
 
 def newest(fields: dict[str, tuple[str, str, int]], name: str) -> tuple[str, str, int] | None:

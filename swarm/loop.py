@@ -191,7 +191,8 @@ async def _act(harness: Harness, state: State, turn: Turn, *, closed: bool) -> S
     ordinary = sum(tool.spec.ordinary for tool, _, _ in accepted.values())
     stage = Stage(max(1, ordinary), tuple(c.ledger.critical_steps for c in children))
     counts = Counter(r.error for r in results if r.error)
-    workspace, texts = state.workspace, []
+    workspace = state.workspace
+    texts: list[str] = []
     for result in results:
         workspace, text = workspace.show(result.parts)
         texts.append(text)
@@ -224,7 +225,9 @@ def _prepare(harness: Harness, state: State, turn: Turn) -> tuple[State, _Accept
     affordable = state.left - 1
     wanted = sum(t is not None and t.spec.ordinary for t in known)
     main = max(1, min(wanted, affordable))
-    workspace, accepted, results, spent = state.workspace, {}, [], 0
+    workspace, spent = state.workspace, 0
+    accepted: _Accepted = {}
+    results: list[ToolResult] = []
     first = _calls_before(state)
     for k, (call, tool) in enumerate(zip(turn.calls, known, strict=True)):
         results.append(ToolResult(()))

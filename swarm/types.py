@@ -108,7 +108,7 @@ class Ledger:
     tokens_sampled: int = 0
     seconds: float = 0.0
     seconds_queued: float = 0.0
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def critical_steps(self) -> int:
@@ -146,7 +146,7 @@ class Task:
     columns: tuple[str, ...]
     gold: tuple[tuple[str, ...], ...]
     keys: int = 1
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 Table = tuple[tuple[str, ...], ...]
@@ -188,7 +188,8 @@ class Budget:
     seconds: float = 600.0
 
     def __post_init__(self) -> None:
-        for name, value in (("critical_steps", self.critical_steps), ("tokens", self.tokens), ("seconds", self.seconds)):
+        for name in ("critical_steps", "tokens", "seconds"):
+            value = getattr(self, name)
             if not value > 0:
                 raise ValueError(f"budget: {name} = {value}, want more than 0")
 
@@ -274,7 +275,7 @@ class Artifact:
 
     title: str
     url: str = ""
-    cells: Mapping[str, str] = field(default_factory=dict)
+    cells: Mapping[str, str] = field(default_factory=dict[str, str])
     rows: Table = ()
 
 

@@ -1,7 +1,7 @@
 """An agent's workspace: what short handles stand for.
 
-A document, a table or the question itself gets a number when it is first shown, `#17`; a
-field of a document is `#17.b`. An agent writes table rows as it finds them (lines that begin
+A document, a table or the question itself gets a number when it is first shown, `#17`, and
+goes by that from then on; a field of a document is `#17.b`. An agent writes table rows as it finds them (lines that begin
 with `|` in any of its turns) and may write a handle where a value belongs; `#rows` is the table
 of the rows it wrote. So long strings and large tables pass between agents by reference, and
 no context has to hold them. Handles are an agent's own: a child starts with its parent's.
@@ -32,7 +32,7 @@ class Workspace:
 
     items: tuple[Artifact, ...]
     rows: Table = ()
-    roster: Mapping[str, str] = field(default_factory=dict)
+    roster: Mapping[str, str] = field(default_factory=dict[str, str])
     assigned: tuple[tuple[str, str], ...] = ()
 
     def child(self) -> Workspace:
@@ -49,14 +49,16 @@ class Workspace:
         return replace(self, items=(*self.items[:known], merged, *self.items[known + 1 :])), known
 
     def show(self, parts: tuple[str | Artifact, ...]) -> tuple[Workspace, str]:
-        """Files the artifacts among the parts, in order, and writes each as its label."""
-        ws, text = self, []
+        """Files the artifacts among the parts, in order; a new one is written as its label, a known one as `#17`."""
+        ws = self
+        text: list[str] = []
         for part in parts:
             if isinstance(part, str):
                 text.append(part)
                 continue
+            seen = len(ws.items)
             ws, k = ws.put(part)
-            text.append(_label(k, part))
+            text.append(_label(k, part) if k == seen else f"#{k}")
         return ws, "".join(text)
 
     def expand(self, prompt: str) -> str:

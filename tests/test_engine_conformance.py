@@ -14,9 +14,10 @@ import trio
 import trio.testing
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from swarm.checkpoint import save
 from swarm.engine.embedded import EmbeddedEngine
 from swarm.engine.scripted import ScriptedEngine
-from swarm.types import CheckpointRef, Completion, Engine, EngineError, Sampling
+from swarm.types import Completion, Engine, EngineError, Sampling
 
 VOCAB, STOP = 40, 7
 
@@ -61,9 +62,7 @@ async def scripted() -> AsyncIterator[Subject]:
 
     failing: set[int] = set()
     engine = ScriptedEngine(policy, fail_at=failing, delay=0.001, version=3)
-    yield Subject(
-        engine, lambda: failing.update(range(1000)), failing.clear, idle=lambda: engine.pending == 0
-    )
+    yield Subject(engine, lambda: failing.update(range(1000)), failing.clear, idle=lambda: engine.pending == 0)
 
 
 @asynccontextmanager
@@ -156,10 +155,10 @@ async def test_a_cancelled_request_leaves_nothing_behind(make):
 
 @every_engine
 async def test_the_version_of_the_weights_is_reported(make, tmp_path):
-    tiny(2).save_pretrained(tmp_path)
+    ref = save(tiny(2), None, tmp_path / "m", version=8)
     async with make() as s:
         before = await s.engine.generate([1, 2], Sampling(2))
-        await s.engine.load(CheckpointRef(tmp_path, "", version=8))
+        await s.engine.load(ref)
         after = await s.engine.generate([1, 2], Sampling(2))
     assert (before.version, after.version) == (3, 8)
 
@@ -208,10 +207,10 @@ async def test_what_is_kept_between_turns_changes_nothing(make):
 
 
 async def test_loading_a_checkpoint_changes_what_the_embedded_engine_says(tmp_path: Path):
-    tiny(2).save_pretrained(tmp_path)
+    ref = save(tiny(2), None, tmp_path / "m", version=8)
     async with embedded() as s, EmbeddedEngine(tiny(2), max_len=256, cache_bytes=2 << 20) as other:
         before = await s.engine.generate([1, 2, 3], Sampling(20, seed=1))
-        await s.engine.load(CheckpointRef(tmp_path, "", version=8))
+        await s.engine.load(ref)
         after = await s.engine.generate([1, 2, 3], Sampling(20, seed=1))
         assert after.ids != before.ids
         assert after.ids == (await other.generate([1, 2, 3], Sampling(20, seed=1))).ids

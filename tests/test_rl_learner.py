@@ -73,6 +73,13 @@ def test_logprobs_are_those_of_the_transformers_model_at_the_sampling_temperatur
     assert logprobs(model, batch, temperature=0.7).tolist() == pytest.approx(want.tolist(), abs=1e-5)
 
 
+def test_bf16_logprobs_stay_near_those_of_fp32_and_learn_without_a_warning() -> None:
+    learner = Learner(tiny(), replace(CONFIG, bf16=True))
+    metrics = learner.update(on_policy(learner.policy, collect(some_rollouts(4))))
+    assert 0.0 < metrics.drift_mean < 0.05
+    assert metrics.policy_steps == 2
+
+
 def test_the_entropy_of_a_uniform_head_is_the_log_of_the_vocabulary() -> None:
     model, h_nd = tiny(), torch.zeros(1, 16)
     assert float(token_logprobs(model, h_nd, torch.tensor([3]))[1]) == pytest.approx(math.log(40))

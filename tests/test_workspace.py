@@ -11,11 +11,11 @@ def workspace(*items: Artifact) -> Workspace:
     return Workspace((QUESTION, *items))
 
 
-def test_an_artifact_is_shown_by_its_handle_and_keeps_it_when_seen_again():
+def test_an_artifact_is_shown_by_its_handle_and_goes_by_it_when_seen_again():
     ws, first = workspace().show(("hit ", Artifact("Akron", url="w/7"), "\n"))
     ws, second = ws.show((PAGE,))
     assert first == "hit [Doc 1](w/7) Akron\n"
-    assert second == "[Doc 1](w/7) Akron"
+    assert second == "#1"
     assert ws.items[1].cells["a"] == "1,228"
 
 

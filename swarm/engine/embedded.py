@@ -18,7 +18,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Self
@@ -28,6 +27,7 @@ import torch
 import trio
 from transformers import Qwen3ForCausalLM
 
+from swarm.checkpoint import load_model
 from swarm.engine import kernels
 from swarm.engine.kv import BlockTree, Chain, Ids
 from swarm.engine.qwen3 import shape_of, weights_of
@@ -112,6 +112,8 @@ class EmbeddedEngine:
     async def __aenter__(self) -> Self:
         self._nursery_context = trio.open_nursery()
         self._nursery = await self._nursery_context.__aenter__()
+        # Compiling takes seconds on a fresh machine: before any request, which may have a deadline.
+        await trio.to_thread.run_sync(self._warm_up)
         self._nursery.start_soon(self._drive)
         return self
 
@@ -153,8 +155,11 @@ class EmbeddedEngine:
         return request.completion
 
     async def load(self, ref: CheckpointRef) -> None:
-        """Takes the weights of a checkpoint of the same shape; returns when they are in use."""
-        model = await trio.to_thread.run_sync(_load, ref.path)
+        """Takes the weights of a checkpoint of the same shape; returns when they are in use.
+
+        Raises CheckpointError for a folder that is missing, corrupt or foreign, ValueError for another shape.
+        """
+        model = await trio.to_thread.run_sync(load_model, ref)
         self.set_weights(model, ref.version)
         await self._swapped.wait()
 
@@ -171,6 +176,13 @@ class EmbeddedEngine:
         if not self._active:
             self._swap()
         self._wake.set()
+
+    def _warm_up(self) -> None:
+        rows = rows_of([[0, 0]], [0], [[0]])
+        with torch.inference_mode():
+            logits_SV = self._steppers[0].logits(self._weights, self._cache, rows)
+        one = np.ones(1)
+        kernels.sampled(logits_SV, one, one, one.astype(np.uint64), one.astype(np.uint64))
 
     def _request(self, ids: Sequence[int], sampling: Sampling) -> _Request:
         if not 0 < len(ids) < self.max_len:
@@ -353,7 +365,3 @@ def _sample_part(
     if ids.min() < 0:
         raise EngineError("the logits are not finite")
     return list(zip(ids.tolist(), logprobs.tolist(), strict=True))
-
-
-def _load(path: Path) -> Qwen3ForCausalLM:
-    return Qwen3ForCausalLM.from_pretrained(path, dtype=torch.float32)

@@ -59,43 +59,38 @@ def swiglu(both_NF, out_NF):
 
 
 @numba.njit(nogil=True, cache=True, fastmath=True)
-def place(qkv_NC, q_gain_D, k_gain_D, eps, cos_PD, sin_PD, table_SB, first_S, position_S, q_NHD, kv):
-    """Norms and rotates; queries (scaled by log2(e) / sqrt(D)) go to `q_NHD`, keys and values into the cache.
+def place(qkv_NXD, gain_YD, eps, cos_PD, sin_PD, table_SB, first_S, position_S, q_NHD, kv):
+    """Norms and rotates queries and keys; queries go to `q_NHD`, keys and values into the cache.
 
-    Rows first_S[s] .. first_S[s + 1] belong to sequence s, the first of them at position position_S[s].
+    X is query heads, key heads, value heads; Y the first two. Rows first_S[s] .. first_S[s + 1] belong
+    to sequence s, the first of them at position position_S[s].
     """
     heads, width, kv_heads = q_NHD.shape[1], q_NHD.shape[2], kv.shape[1]
-    scale = _LOG2E / np.sqrt(np.float32(width))
-    key_D = np.empty(width, np.float32)
+    half = width // 2
+    # Plain indices all through: slices of rows cost more here than the arithmetic.
+    y = np.empty(width, np.float32)
     for s in range(position_S.shape[0]):
         for n in range(first_S[s], first_S[s + 1]):
             p = position_S[s] + n - first_S[s]
             block, t = table_SB[s, p // BLOCK], p % BLOCK
-            row_XD = qkv_NC[n].reshape(heads + 2 * kv_heads, width)
-            for h in range(heads):
-                _norm_rotate(row_XD[h], q_gain_D, eps, cos_PD[p], sin_PD[p], scale, q_NHD[n, h])
-            for h in range(kv_heads):
-                _norm_rotate(row_XD[heads + h], k_gain_D, eps, cos_PD[p], sin_PD[p], _ONE, key_D)
-                keys, values = kv[block, h, 0], kv[block, h, 1]
+            for h in range(heads + kv_heads):
+                total = _ZERO
                 for d in range(width):
-                    keys[d * BLOCK + t] = key_D[d]
-                values[t * width : (t + 1) * width] = row_XD[heads + kv_heads + h]
-
-
-@numba.njit(nogil=True, cache=True, fastmath=True)
-def _norm_rotate(src_D, gain_D, eps, cos_D, sin_D, scale, out_D):
-    width = gain_D.shape[0]
-    half = width // 2
-    total = _ZERO
-    for d in range(width):
-        total += src_D[d] * src_D[d]
-    r = scale / np.sqrt(total / np.float32(width) + eps)
-    low, high, low_gain, high_gain = src_D[:half], src_D[half:], gain_D[:half], gain_D[half:]
-    out_low, out_high = out_D[:half], out_D[half:]
-    for d in range(half):
-        a, b = low[d] * r * low_gain[d], high[d] * r * high_gain[d]
-        out_low[d] = a * cos_D[d] - b * sin_D[d]
-        out_high[d] = b * cos_D[d] + a * sin_D[d]
+                    total += qkv_NXD[n, h, d] * qkv_NXD[n, h, d]
+                r = _ONE / np.sqrt(total / np.float32(width) + eps)
+                for d in range(width):
+                    y[d] = qkv_NXD[n, h, d] * r * gain_YD[h, d]
+                if h < heads:
+                    for d in range(half):
+                        q_NHD[n, h, d] = y[d] * cos_PD[p, d] - y[half + d] * sin_PD[p, d]
+                        q_NHD[n, h, half + d] = y[half + d] * cos_PD[p, d] + y[d] * sin_PD[p, d]
+                else:
+                    k = h - heads
+                    for d in range(half):
+                        kv[block, k, 0, d * BLOCK + t] = y[d] * cos_PD[p, d] - y[half + d] * sin_PD[p, d]
+                        kv[block, k, 0, (half + d) * BLOCK + t] = y[half + d] * cos_PD[p, d] + y[d] * sin_PD[p, d]
+                    for d in range(width):
+                        kv[block, k, 1, t * width + d] = qkv_NXD[n, h + kv_heads, d]
 
 
 @numba.njit(nogil=True, cache=True, fastmath=True, error_model="numpy")

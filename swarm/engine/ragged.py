@@ -10,6 +10,7 @@ Axes: N rows, S sequences, B blocks of a sequence, M hidden, F ffn, V vocabulary
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,10 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer, laid out for the engine: matrices (in, out), gains as arrays."""
+    """One layer, laid out for the engine: matrices (in, out), gains as arrays.
+
+    `head_gains` has a row for each query and key head; the queries' hold log2(e) / sqrt(head width) as well.
+    """
 
     qkv: Tensor
     out: Tensor
@@ -35,8 +39,7 @@ class LayerWeights:
     down: Tensor
     norm: Floats
     ffn_norm: Floats
-    q_norm: Floats
-    k_norm: Floats
+    head_gains: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def fuse(weights: Weights, shape: Shape, max_len: int) -> FusedWeights:
     return FusedWeights(
         shape=shape,
         embed=_copy(weights["model.embed_tokens.weight"]),
-        layers=tuple(_layer(weights, f"model.layers.{i}.") for i in range(shape.layers)),
+        layers=tuple(_layer(weights, shape, f"model.layers.{i}.") for i in range(shape.layers)),
         norm=_copy(weights["model.norm.weight"]).numpy(),
         head=_copy(head_of(weights)).T,
         cos=cos_PD.numpy(),
@@ -98,29 +101,48 @@ class Stepper:
     def logits(self, w: FusedWeights, cache: Floats, rows: Rows) -> Floats:
         """Computes the rows, writes their keys and values into the cache; returns logits (S, V)."""
         n, s = len(rows.ids), w.shape
-        x, h, delta, qkv, q, att, gate_up, act = (
-            t[:n] for t in (self._x, self._h, self._delta, self._qkv, self._q, self._att, self._gate_up, self._act)
-        )
+        eps = np.float32(s.eps)
+        x, delta, qkv = self._x[:n], self._delta[:n], self._qkv[:n]
         torch.index_select(w.embed, 0, torch.from_numpy(rows.ids), out=x)
         delta.zero_()
-        heads = (n, s.heads, s.head_dim)
-        q_NHD, att_NHD, eps = q.numpy().reshape(heads), att.numpy().reshape(heads), np.float32(s.eps)
         where = (rows.table, rows.first, rows.position)
         for layer, kv in zip(w.layers, cache, strict=True):
+            h, q_NHD = self._h[: len(x)], self._heads(self._q[:n], s)
             kernels.add_norm(x.numpy(), delta.numpy(), layer.norm, eps, h.numpy())
             torch.mm(h, layer.qkv, out=qkv)
-            kernels.place(qkv.numpy(), layer.q_norm, layer.k_norm, eps, w.cos, w.sin, *where, q_NHD, kv)
-            kernels.attend(q_NHD, kv, *where, att_NHD)
-            torch.mm(att, layer.out, out=delta)
-            kernels.add_norm(x.numpy(), delta.numpy(), layer.ffn_norm, eps, h.numpy())
-            torch.mm(h, layer.gate_up, out=gate_up)
-            kernels.swiglu(gate_up.numpy(), act.numpy())
-            torch.mm(act, layer.down, out=delta)
-        last = torch.from_numpy(rows.first[1:] - 1)
-        x_SM, delta_SM = x[last], delta[last]
-        h_SM = h[: len(last)]
-        kernels.add_norm(x_SM.numpy(), delta_SM.numpy(), w.norm, eps, h_SM.numpy())
-        return torch.mm(h_SM, w.head).numpy()
+            kernels.place(self._heads(qkv, s), layer.head_gains, eps, w.cos, w.sin, *where, q_NHD, kv)
+            if layer is w.layers[-1]:
+                # Nothing reads the last layer's output but the head: from here on, one row a sequence.
+                last = rows.first[1:] - 1
+                x, delta, q_NHD = x[last], delta[: len(last)], q_NHD[last]
+                where = (rows.table, np.arange(len(last) + 1), rows.position + np.diff(rows.first) - 1)
+            self._rest(w, layer, kv, x, delta, q_NHD, where)
+        h = self._h[: len(x)]
+        kernels.add_norm(x.numpy(), delta.numpy(), w.norm, eps, h.numpy())
+        return torch.mm(h, w.head).numpy()
+
+    def _rest(
+        self,
+        w: FusedWeights,
+        layer: LayerWeights,
+        kv: Floats,
+        x: Tensor,
+        delta: Tensor,
+        q_NHD: Floats,
+        where: tuple[Ints, Ints, Ints],
+    ) -> None:
+        """A layer from attention on; its output is x + delta."""
+        h, att, gate_up, act = (t[: len(x)] for t in (self._h, self._att, self._gate_up, self._act))
+        kernels.attend(q_NHD, kv, *where, self._heads(att, w.shape))
+        torch.mm(att, layer.out, out=delta)
+        kernels.add_norm(x.numpy(), delta.numpy(), layer.ffn_norm, np.float32(w.shape.eps), h.numpy())
+        torch.mm(h, layer.gate_up, out=gate_up)
+        kernels.swiglu(gate_up.numpy(), act.numpy())
+        torch.mm(act, layer.down, out=delta)
+
+    @staticmethod
+    def _heads(t: Tensor, shape: Shape) -> Floats:
+        return t.numpy().reshape(len(t), -1, shape.head_dim)
 
 
 def rows_of(chunks: Sequence[Sequence[int]], positions: Sequence[int], tables: Sequence[Sequence[int]]) -> Rows:
@@ -134,13 +156,15 @@ def rows_of(chunks: Sequence[Sequence[int]], positions: Sequence[int], tables: S
     return Rows(ids, first, np.array(positions, np.int64), table)
 
 
-def _layer(weights: Weights, name: str) -> LayerWeights:
+def _layer(weights: Weights, shape: Shape, name: str) -> LayerWeights:
     def stacked(*parts: str) -> Tensor:
         return torch.cat([_copy(weights[f"{name}{p}.weight"]) for p in parts]).T
 
     def gain(part: str) -> Floats:
         return _copy(weights[f"{name}{part}.weight"]).numpy()
 
+    q_gains = np.tile(gain("self_attn.q_norm") * (math.log2(math.e) / math.sqrt(shape.head_dim)), (shape.heads, 1))
+    k_gains = np.tile(gain("self_attn.k_norm"), (shape.kv_heads, 1))
     return LayerWeights(
         qkv=stacked("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         out=stacked("self_attn.o_proj"),
@@ -148,8 +172,7 @@ def _layer(weights: Weights, name: str) -> LayerWeights:
         down=stacked("mlp.down_proj"),
         norm=gain("input_layernorm"),
         ffn_norm=gain("post_attention_layernorm"),
-        q_norm=gain("self_attn.q_norm"),
-        k_norm=gain("self_attn.k_norm"),
+        head_gains=np.concatenate([q_gains, k_gains]).astype(np.float32),
     )
 
 

@@ -22,6 +22,7 @@ LANES = 16
 _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
 _FAST = ("fast",)
 _HIDDEN = -1e30
+_SUMS = 4
 
 
 @intrinsic
@@ -54,20 +55,18 @@ def _emit(context, b, signature, args):
 
 
 def _scores(b, width, query, keys):
-    """query · key for the BLOCK keys at once."""
+    """query · key for the BLOCK keys at once, in `_SUMS` sums side by side: an addition takes four cycles."""
     zero = _const(0.0, BLOCK)
-    # Kept in a stack slot between rounds of the loop; LLVM moves it to registers.
-    slot = cgutils.alloca_once(b, zero.type)
-    b.store(zero, slot)
-    unroll = 4
-    with cgutils.for_range_slice(b, width.type(0), width, width.type(unroll)) as (d, _):
-        total = b.load(slot)
-        for i in range(unroll):
+    # Kept in stack slots between rounds of the loop; LLVM moves them to registers.
+    slots = [cgutils.alloca_once(b, zero.type) for _ in range(_SUMS)]
+    for slot in slots:
+        b.store(zero, slot)
+    with cgutils.for_range_slice(b, width.type(0), width, width.type(_SUMS)) as (d, _):
+        for i, slot in enumerate(slots):
             at = b.add(d, d.type(i))
             q = _splat(b, b.load(b.gep(query, [at])), BLOCK)
-            total = _mul_add(b, q, _load(b, keys, b.mul(at, d.type(BLOCK)), BLOCK), total)
-        b.store(total, slot)
-    return b.load(slot)
+            b.store(_mul_add(b, q, _load(b, keys, b.mul(at, d.type(BLOCK)), BLOCK), b.load(slot)), slot)
+    return _add_up(b, [b.load(slot) for slot in slots])
 
 
 def _hide(b, scores, seen):
@@ -77,16 +76,22 @@ def _hide(b, scores, seen):
 
 
 def _weigh(b, width, weights, fade, values, out):
-    """out = out * fade + weights · values, with four sums side by side to hide the latency of an addition."""
+    """out = out * fade + weights · values, in `_SUMS` sums side by side."""
     with cgutils.for_range_slice(b, width.type(0), width, width.type(LANES)) as (d, _):
-        sums = [b.fmul(_load(b, out, d, LANES), _splat(b, fade, LANES)), *(_const(0.0, LANES) for _ in range(3))]
+        zero = _const(0.0, LANES)
+        sums = [b.fmul(_load(b, out, d, LANES), _splat(b, fade, LANES)), *[zero] * (_SUMS - 1)]
         for t in range(BLOCK):
             weight = b.shuffle_vector(weights, weights, ir.Constant(ir.VectorType(_INT, LANES), [t] * LANES))
             value = _load(b, values, b.add(d, b.mul(width, d.type(t))), LANES)
-            sums[t % 4] = _mul_add(b, weight, value, sums[t % 4])
-        left, right = b.fadd(sums[0], sums[1], flags=_FAST), b.fadd(sums[2], sums[3], flags=_FAST)
-        both = b.fadd(left, right, flags=_FAST)
+            sums[t % _SUMS] = _mul_add(b, weight, value, sums[t % _SUMS])
+        both = _add_up(b, sums)
         b.store(both, b.bitcast(b.gep(out, [d]), both.type.as_pointer()), align=4)
+
+
+def _add_up(b, sums):
+    while len(sums) > 1:
+        sums = [b.fadd(x, y, flags=_FAST) for x, y in zip(sums[::2], sums[1::2], strict=True)]
+    return sums[0]
 
 
 def _exp2(b, x):

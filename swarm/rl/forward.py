@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from swarm.engine.qwen3 import hidden, logits, shape_of, weights_of
+from swarm.engine.qwen3 import Weights, hidden, logits, shape_of, weights_of
 from swarm.rl.rows import MicroBatch
 
 
 def hidden_states(model: Qwen3ForCausalLM, micro: MicroBatch, bf16: bool = False) -> Tensor:
     """Final hidden states [n, d], float32, at the position before each action token."""
     with torch.autocast(micro.ids_T.device.type, torch.bfloat16, enabled=bf16):
-        h_Td = hidden(weights_of(model), shape_of(model.config), micro.ids_T, micro.lengths)
+        h_Td = hidden(_weights(model, bf16), shape_of(model.config), micro.ids_T, micro.lengths)
     return h_Td.index_select(0, micro.read_n).float()
 
 
@@ -34,3 +34,12 @@ def token_logprobs(
     with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
         entropy_n = -(logp_nV.exp() * logp_nV).sum(-1)
     return logp_nV.gather(-1, target_n[:, None])[:, 0], entropy_n
+
+
+def _weights(model: Qwen3ForCausalLM, bf16: bool) -> Weights:
+    weights = weights_of(model)
+    if not bf16:
+        return weights
+    # Queries and keys come out of a product, in bf16; the norm wants its gain in the dtype of its input.
+    gains = (".q_norm.weight", ".k_norm.weight")
+    return {name: w.bfloat16() if name.endswith(gains) else w for name, w in weights.items()}

@@ -1,0 +1,50 @@
+"""What goes wrong without each part of PARL, and what cures it. Three seeds of each are in `docs/results.md`.
+
+    serial_collapse         λ1 = λ2 = 0      from a start whose parallel work is bad, the policy retreats to one agent
+    serial_collapse_parl    λ annealed       from the same start, it learns to split, and keeps it
+    spurious                λ1 for ever      paid for width alone, it assigns what nobody needs
+    spurious_finish         λ1, λ2 for ever  paid for finishing too, it does not
+
+All four start from a copy of the shipped model that skips pages and assigns duplicates
+(`swarm-rl train cold_start_sloppy`), on small tables, where an agent alone does well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recipes.config import SHIPPED, Evaluation, Recipe, TaskMix
+from rewards.parl import ParlConfig
+
+SLOPPY = SHIPPED.with_name("sloppy-1m")
+
+
+def _base() -> Recipe:
+    evaluation = Evaluation(tasks=100, rows=(3, 24), wide_tasks=8, sweep_swarm=(16, 40), sweep_single=(16, 40))
+    return replace(
+        Recipe(),
+        iterations=30,
+        start=SLOPPY,
+        tasks=TaskMix(rows=(3, 24), budget=(30, 40)),
+        evaluation=evaluation,
+    )
+
+
+def serial_collapse() -> Recipe:
+    """No shaping: λ1 = λ2 = 0."""
+    return replace(_base(), parl=ParlConfig(lambda_parallel=0.0, lambda_finish=0.0))
+
+
+def serial_collapse_parl() -> Recipe:
+    """PARL, annealed to 0 at two thirds of the run."""
+    return replace(_base(), parl=ParlConfig(lambda_parallel=0.3, lambda_finish=0.3, anneal_steps=80))
+
+
+def spurious() -> Recipe:
+    """Width is paid for ever, finishing never."""
+    return replace(_base(), parl=ParlConfig(lambda_parallel=0.5, lambda_finish=0.0, anneal=False))
+
+
+def spurious_finish() -> Recipe:
+    """Width and finishing are paid for ever."""
+    return replace(_base(), parl=ParlConfig(lambda_parallel=0.5, lambda_finish=0.5, anneal=False))

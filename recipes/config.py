@@ -1,0 +1,111 @@
+"""The settings of a training run, nested by owner. A recipe is a function that returns a `Recipe`.
+
+Every field can be overridden on the command line (`--ppo.clip_high 0.28`), and the run folder keeps
+the whole of it. Not here: what the settings do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from envs.world import WorldConfig
+from orchestrator.tools import SpawnLimits
+from rewards.parl import ParlConfig
+from swarm.rl.ppo import PPOConfig
+
+SHIPPED = Path(__file__).parents[1] / "subagents" / "checkpoints" / "reader-1m"
+"""The cold-started checkpoint that comes with the package; its card says how it was made."""
+
+
+def _range(name: str, value: tuple[int, int]) -> None:
+    if not 1 <= value[0] <= value[1]:
+        raise ValueError(f"{name} = {value}, want 1 <= low <= high")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskMix:
+    """Which tasks are drawn, and with which budget of critical steps, both log-uniform over their range."""
+
+    rows: tuple[int, int] = (3, 80)
+    budget: tuple[int, int] = (10, 40)
+
+    def __post_init__(self) -> None:
+        _range("tasks: rows", self.rows)
+        _range("tasks: budget", self.budget)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of an agent: sampled tokens a turn, tokens of context, critical steps, seconds, and its temperature."""
+
+    turn_tokens: int
+    context: int
+    steps: int
+    seconds: float = 300.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("turn_tokens", "context", "steps", "seconds", "temperature"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"limits: {name} = {getattr(self, name)}, want more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The closing evaluation: `tasks` held-out tasks at the full budget `budget`, all systems; then the sweep
+    of budgets on `wide_tasks` tasks of `wide_rows` rows. During training every `every` iterations on `during` tasks.
+    """
+
+    tasks: int = 200
+    rows: tuple[int, int] = (3, 80)
+    budget: int = 40
+    wide_tasks: int = 48
+    wide_rows: tuple[int, int] = (50, 80)
+    sweep_swarm: tuple[int, ...] = (5, 6, 7, 8, 10, 12, 16, 24, 40)
+    sweep_single: tuple[int, ...] = (8, 12, 16, 24, 40, 64, 96, 128)
+    every: int = 10
+    during: int = 48
+
+    def __post_init__(self) -> None:
+        for name in ("tasks", "budget", "wide_tasks", "every", "during"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"evaluation: {name} = {getattr(self, name)}, want 1 or more")
+        _range("evaluation: rows", self.rows)
+        _range("evaluation: wide_rows", self.wide_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A PPO run of one policy. `spawn` gives it `create_subagent` and `assign_task`; without, it is a single agent.
+
+    `start` is the checkpoint that it starts from, `subagent` the frozen one that it spawns.
+    `at_once` bounds the root agents that run together, `threads` the cores (0: all).
+    """
+
+    seed: int = 0
+    iterations: int = 40
+    episodes: int = 64
+    spawn: bool = True
+    start: Path = SHIPPED
+    subagent: Path = SHIPPED
+    world: WorldConfig = field(default_factory=WorldConfig)
+    tasks: TaskMix = field(default_factory=TaskMix)
+    main: Limits = field(default_factory=lambda: Limits(turn_tokens=256, context=8192, steps=40))
+    child: Limits = field(default_factory=lambda: Limits(turn_tokens=96, context=2048, steps=32, temperature=0.5))
+    spawning: SpawnLimits = field(default_factory=SpawnLimits)
+    parl: ParlConfig = field(default_factory=ParlConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    at_once: int = 64
+    threads: int = 0
+    checkpoint_every: int = 2
+    wandb: Literal["offline", "online", "disabled"] = "offline"
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "episodes", "at_once", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"recipe: {name} = {getattr(self, name)}, want 1 or more")
+        if self.threads < 0:
+            raise ValueError(f"recipe: threads = {self.threads}, want 0 (all cores) or more")

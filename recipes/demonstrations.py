@@ -1,0 +1,132 @@
+"""Demonstrations of both roles, recorded by running scripted policies through the one loop and the real tools.
+
+    orchestrated   searches, creates, assigns shares of the list, merges     and its subagents' readings
+    serial         the same tools in hand, but works alone
+    single         `search` and `access` only
+
+Mode and skill are taught apart: how to spawn is learnt from every orchestrated episode in full, while
+the first token of the spawning turn counts for so little that the policy spawns in a stated share of episodes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from envs.tasks import TaskSet
+from orchestrator.scripted import Style, orchestrate
+from recipes.systems import Builder
+from subagents.scripted import read_table
+from swarm.gather import Job, gather
+from swarm.rl.rows import rows_of
+from swarm.rl.sft import Examples
+from swarm.seeds import derive
+from swarm.transcript import Policy
+from swarm.types import Budget, Rollout, Segment, Task, Trace
+
+CONTEXT = 1 << 20
+"""Tokens: demonstrations are bounded by their budget of steps, never cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoMix:
+    """How many episodes of each kind, and how they are.
+
+    `spawn_share`: the probability with which the demonstrated policy goes parallel. `junk`: the share of
+    orchestrated episodes in which assignments are wasteful (a third of them duplicates, or beyond the list);
+    `skip`: the share of pages that those forget. `children`: subagents kept of each episode. Budgets are
+    log-uniform; `long` single episodes have wide tables and up to `long_budget` steps.
+    """
+
+    orchestrated: int = 1500
+    serial: int = 400
+    single: int = 400
+    long: int = 40
+    children: int = 3
+    spawn_share: float = 0.15
+    junk: float = 0.15
+    skip: float = 0.0
+    widths: tuple[int, int] = (1, 16)
+    budget: tuple[int, int] = (5, 40)
+    long_budget: tuple[int, int] = (40, 110)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.spawn_share < 1:
+            raise ValueError(f"demos: spawn_share = {self.spawn_share}, want above 0 and below 1")
+        for name in ("junk", "skip"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"demos: {name} = {getattr(self, name)}, want 0 to below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """A trace to imitate; `first` weighs the first token of the turn that spawns."""
+
+    trace: Trace
+    first: float = 1.0
+
+
+async def record(builder: Builder, tasks: TaskSet, mix: DemoMix, seed: int) -> list[Demo]:
+    """Runs the scripted policies; every trace ends with an answer."""
+    jobs: list[Job] = []
+    rng = random.Random(derive(seed, "demos"))
+    reader = builder.scripted(read_table)
+    total = mix.orchestrated + mix.serial + mix.single
+    drawn = tasks.draw("train", total, derive(seed, "tasks") % 2**31)
+    wide = tasks.draw("train", mix.long, derive(seed, "wide") % 2**31, rows=(25, 80)) if mix.long else []
+    for task in drawn[: mix.orchestrated]:
+        harness = builder.swarm(builder.scripted(_styled(mix, rng)), reader)
+        jobs.append(_job(harness, task, mix.budget, rng))
+    for task in drawn[mix.orchestrated : mix.orchestrated + mix.serial]:
+        jobs.append(_job(builder.swarm(reader, reader), task, mix.budget, rng))
+    jobs += [_job(builder.single(reader), t, mix.budget, rng) for t in drawn[mix.orchestrated + mix.serial :]]
+    jobs += [_job(builder.single(reader), t, mix.long_budget, rng) for t in wide]
+    rollouts = await gather(jobs)
+    weight = _spawn_weight(mix)
+    return [demo for r in rollouts for demo in _demos(r, weight, mix.children, rng)]
+
+
+def examples_of(demos: Sequence[Demo]) -> Examples:
+    """One row a segment; every sampled token counts 1, but for the one that decides to spawn."""
+    segments = [s for d in demos for s in d.trace.segments]
+    weights = [w for d in demos for s in d.trace.segments for w in _weights(s, d.first)]
+    return Examples(rows_of(segments), torch.tensor(weights, dtype=torch.float32))
+
+
+def _styled(mix: DemoMix, rng: random.Random) -> Policy:
+    low, high = mix.widths
+    width = round(math.exp(rng.uniform(math.log(low), math.log(high + 0.49))))
+    wasteful = rng.random() < mix.junk
+    style = Style(width=max(low, width), junk=1 / 3 if wasteful else 0.0, skip=mix.skip if wasteful else 0.0)
+    return orchestrate(style, seed=rng.randrange(2**31))
+
+
+def _job(harness, task: Task, budget: tuple[int, int], rng: random.Random) -> Job:
+    steps = round(math.exp(rng.uniform(math.log(budget[0]), math.log(budget[1]))))
+    harness = replace(harness, budget=replace(harness.budget, tokens=CONTEXT))
+    return Job(harness, task, rng.randrange(2**31), Budget(steps, CONTEXT))
+
+
+def _spawn_weight(mix: DemoMix) -> float:
+    """w with w·orchestrated / (w·orchestrated + serial) = spawn_share."""
+    odds = mix.spawn_share / (1 - mix.spawn_share)
+    return odds * mix.serial / max(1, mix.orchestrated)
+
+
+def _demos(rollout: Rollout, weight: float, children: int, rng: random.Random) -> Iterator[Demo]:
+    yield Demo(rollout.trace, weight if rollout.children else 1.0)
+    for child in rng.sample(rollout.children, min(children, len(rollout.children))):
+        yield Demo(child.trace)
+
+
+def _weights(segment: Segment, first: float) -> Iterator[float]:
+    """The spawning turn is the second: after the search, before anything else."""
+    turn = -1
+    for span in segment.spans:
+        if span.kind == "sampled":
+            turn += 1
+            yield from (first if turn == 1 and k == 0 else 1.0 for k in range(len(span.ids)))

@@ -1,0 +1,105 @@
+"""What a run needs while it runs: world, language, engines; and how rollouts are made and scored with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rewards.table import table_scores
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from envs.accept import accepted
+from envs.tasks import TaskSet
+from envs.world import World, WorldConfig, build_world
+from recipes.config import Recipe
+from recipes.systems import Builder
+from swarm.chat import HermesChat
+from swarm.checkpoint import load_model, ref_of
+from swarm.engine.embedded import EmbeddedEngine
+from swarm.folders import CheckpointError
+from swarm.gather import Job, gather
+from swarm.loop import Harness
+from swarm.seeds import derive
+from swarm.types import Budget, Rollout, Task
+
+CACHE = Path(".cache")
+"""Where extracted facts are kept between runs, below the working folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The parts of a run that do not change: its world and tasks, its systems, and its two engines."""
+
+    recipe: Recipe
+    world: World
+    tasks: TaskSet
+    builder: Builder
+    engine: EmbeddedEngine
+    frozen: EmbeddedEngine
+    threads: int
+
+    def harness(self) -> Harness:
+        """The system that is trained."""
+        if self.recipe.spawn:
+            return self.builder.swarm(self.engine, self.frozen)
+        return self.builder.single(self.engine)
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a checkpoint. Raises CheckpointError where there is none."""
+    if not (folder / "tokenizer.json").exists():
+        raise CheckpointError(f"{folder}: no tokenizer.json, want a checkpoint with its tokenizer")
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def load_checkpoint(folder: Path) -> tuple[Qwen3ForCausalLM, str]:
+    """A model and the sha256 of its weights."""
+    ref = ref_of(folder)
+    return load_model(ref), ref.sha256
+
+
+def open_world(config: WorldConfig) -> tuple[World, TaskSet]:
+    """A world, and those of its tasks that are worth serving."""
+    world = build_world(config, CACHE)
+    return world, TaskSet(world, keep=accepted(world, table_scores))
+
+
+def threads_of(recipe: Recipe) -> int:
+    return recipe.threads or os.cpu_count() or 1
+
+
+@asynccontextmanager
+async def session(
+    recipe: Recipe, policy: Qwen3ForCausalLM, subagent: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> AsyncGenerator[Session]:
+    """Opens the world and starts the engines; everything is stopped at the end."""
+    threads = threads_of(recipe)
+    torch.set_num_threads(threads)
+    world, tasks = open_world(recipe.world)
+    builder = Builder(world, HermesChat(tokenizer, terse_tools=True), recipe)
+    limit = max(recipe.main.context, recipe.child.context)
+    async with (
+        EmbeddedEngine(policy, max_len=limit, threads=threads, cache_bytes=1 << 30) as engine,
+        EmbeddedEngine(subagent, max_len=limit, threads=threads, cache_bytes=1 << 30) as frozen,
+    ):
+        yield Session(recipe, world, tasks, builder, engine, frozen, threads)
+
+
+async def roll_out(
+    harness: Harness,
+    tasks: Sequence[Task],
+    budgets: Sequence[int],
+    seed: int,
+    at_once: int,
+    done: Callable[[Rollout], None] | None = None,
+) -> list[Rollout]:
+    """One rollout a task, each with its own budget of critical steps and its own seed."""
+    jobs = [
+        Job(harness, task, derive(seed, "rollout", k), Budget(steps, harness.budget.tokens, harness.budget.seconds))
+        for k, (task, steps) in enumerate(zip(tasks, budgets, strict=True))
+    ]
+    return await gather(jobs, at_once=at_once, done=done)

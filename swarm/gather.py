@@ -1,0 +1,41 @@
+"""Many rollouts at once, results in the order in which they were asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import trio
+
+from swarm.loop import Harness, begin, run
+from swarm.types import Budget, Rollout, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One rollout to make: a task, how it is run, and the seed that all of its randomness comes from."""
+
+    harness: Harness
+    task: Task
+    seed: int
+    budget: Budget
+
+
+async def gather(
+    jobs: Sequence[Job], *, at_once: int = 256, done: Callable[[Rollout], None] | None = None
+) -> list[Rollout]:
+    """Runs the jobs, at most `at_once` root agents at a time; `done` hears of each as it ends."""
+    results: list[Rollout | None] = [None] * len(jobs)
+    limiter = trio.CapacityLimiter(at_once)
+
+    async def one(k: int, job: Job) -> None:
+        async with limiter:
+            rollout = await run(job.harness, begin(job.harness, job.task, job.seed, budget=job.budget))
+        results[k] = rollout
+        if done is not None:
+            done(rollout)
+
+    async with trio.open_nursery() as nursery:
+        for k, job in enumerate(jobs):
+            nursery.start_soon(one, k, job)
+    return [r for r in results if r is not None]
