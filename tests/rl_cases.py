@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swarm.rl.batch import Batch
-from swarm.rl.forward import hidden_states, token_logprobs
+from swarm.rl.forward import chosen, hidden_states, log_policy
 from swarm.rl.rows import micro_batches
 from swarm.types import Ledger, Reward, Rollout, Segment, Span, Status, Task, Trace
 
@@ -78,7 +78,7 @@ def logprobs(model: Qwen3ForCausalLM, batch: Batch, temperature: float = 1.0) ->
     with torch.no_grad():
         for micro in micro_batches(batch.rows, torch.arange(len(batch.rows)), 1):
             h_nd = hidden_states(model, micro)
-            out_N[micro.index_n] = token_logprobs(model, h_nd, micro.target_n, temperature)[0]
+            out_N[micro.index_n] = chosen(log_policy(model, h_nd, temperature), micro.target_n)
     return out_N
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from swarm.rl.batch import Batch, collect
 from swarm.rl.critic import Critic
-from swarm.rl.forward import token_logprobs
 from swarm.rl.learner import Learner
 from swarm.rl.ppo import PPOConfig
 from swarm.rl.rows import micro_batches
@@ -78,11 +77,6 @@ def test_bf16_logprobs_stay_near_those_of_fp32_and_learn_without_a_warning() -> 
     metrics = learner.update(on_policy(learner.policy, collect(some_rollouts(4))))
     assert 0.0 < metrics.drift_mean < 0.05
     assert metrics.policy_steps == 2
-
-
-def test_the_entropy_of_a_uniform_head_is_the_log_of_the_vocabulary() -> None:
-    model, h_nd = tiny(), torch.zeros(1, 16)
-    assert float(token_logprobs(model, h_nd, torch.tensor([3]))[1]) == pytest.approx(math.log(40))
 
 
 def test_drift_is_measured_against_the_sampler_in_every_mode() -> None:
@@ -180,7 +174,7 @@ def test_the_gradient_does_not_depend_on_the_order_of_the_rollouts() -> None:
         torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
 def test_splitting_a_trace_where_the_context_stays_leaves_signals_and_loss(gamma: float, lam: float, seed: int) -> None:
     whole = some_rollouts(3, seed)
@@ -190,6 +184,15 @@ def test_splitting_a_trace_where_the_context_stays_leaves_signals_and_loss(gamma
     torch.testing.assert_close(a.value_N, b.value_N, atol=1e-5, rtol=0)
     torch.testing.assert_close(a.target_N, b.target_N, atol=1e-4, rtol=0)
     torch.testing.assert_close(a.advantage_N, b.advantage_N, atol=1e-3, rtol=0)
+
+
+def test_splitting_a_trace_leaves_the_gradient_of_the_policy() -> None:
+    whole = some_rollouts(3)
+    config = replace(CONFIG, minibatches=1, lam_policy=0.9, max_grad_norm=1e9)
+    one = gradients(Learner(tiny(), config), collect(whole))
+    many = gradients(Learner(tiny(), config), collect([split(r) for r in whole]))
+    for a, b in zip(one, many, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
 
 
 def split(r: Rollout) -> Rollout:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.rl.losses import clipped, explained_variance, k3, mean_over, ppo_loss, value_loss, whiten
+from swarm.rl.losses import clipped, entropy, explained_variance, k3, mean_over, ppo_loss, value_loss, whiten
 
 
 def ratios(*rho: float) -> Tensor:
@@ -59,6 +59,11 @@ def test_k3_is_zero_for_equal_policies_and_positive_otherwise() -> None:
     # x = ln 2: ½ − 1 + ln 2; x = −ln 2: 2 − 1 − ln 2
     got = k3(ratios(1.0, 2.0, 0.5), torch.zeros(3))
     assert got.tolist() == pytest.approx([0.0, math.log(2) - 0.5, 1 - math.log(2)])
+
+
+def test_the_entropy_of_a_uniform_choice_is_the_log_of_its_size_and_of_a_sure_one_nothing() -> None:
+    logp_NV = torch.tensor([[0.5, 0.25, 0.25], [1 / 3, 1 / 3, 1 / 3], [1 - 2e-9, 1e-9, 1e-9]]).log()
+    assert entropy(logp_NV).tolist() == pytest.approx([1.5 * math.log(2), math.log(3), 0.0], abs=1e-6)
 
 
 def test_one_count_divides_the_sum_however_it_is_cut() -> None:

@@ -22,18 +22,15 @@ def hidden_states(model: Qwen3ForCausalLM, micro: MicroBatch, bf16: bool = False
     return h_Td.index_select(0, micro.read_n).float()
 
 
-def token_logprobs(
-    model: Qwen3ForCausalLM, h_nd: Tensor, target_n: Tensor, temperature: float = 1.0, entropy_grad: bool = False
-) -> tuple[Tensor, Tensor]:
-    """log π(target) and the entropy of π, both [n] in nats, with π = softmax(logits / temperature).
-
-    The entropy carries a gradient only when asked to.
-    """
+def log_policy(model: Qwen3ForCausalLM, h_nd: Tensor, temperature: float = 1.0) -> Tensor:
+    """log softmax(logits / temperature) [n, V] in nats, the distribution that was sampled from."""
     logits_nV = logits(weights_of(model), h_nd)
-    logp_nV = (logits_nV if temperature == 1.0 else logits_nV / temperature).log_softmax(-1)
-    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-        entropy_n = -(logp_nV.exp() * logp_nV).sum(-1)
-    return logp_nV.gather(-1, target_n[:, None])[:, 0], entropy_n
+    return (logits_nV if temperature == 1.0 else logits_nV / temperature).log_softmax(-1)
+
+
+def chosen(logp_nV: Tensor, target_n: Tensor) -> Tensor:
+    """log π of the action ids, [n]."""
+    return logp_nV.gather(-1, target_n[:, None])[:, 0]
 
 
 def _weights(model: Qwen3ForCausalLM, bf16: bool) -> Weights:

@@ -24,9 +24,9 @@ from transformers import Qwen3ForCausalLM
 
 from swarm.rl.batch import Batch
 from swarm.rl.critic import Critic
-from swarm.rl.forward import hidden_states, token_logprobs
+from swarm.rl.forward import chosen, hidden_states, log_policy
 from swarm.rl.gae import chained_gae, last_of_rollout
-from swarm.rl.losses import clipped, explained_variance, k3, log_ratio, mean_over, ppo_loss, value_loss, whiten
+from swarm.rl.losses import clipped, entropy, explained_variance, k3, log_ratio, mean_over, ppo_loss, value_loss, whiten
 from swarm.rl.ppo import Metrics, PolicyMetrics, PPOConfig
 from swarm.rl.processes import alone, largest, same_everywhere, total
 from swarm.rl.rows import MicroBatch, Rows, ends_of, micro_batches
@@ -97,7 +97,7 @@ class Learner:
         signals = self.signals(batch)
         first_N = signals.logp_old_N.clone()
         if self.config.old_logprobs == "rollout":
-            first_N = self._own_logprobs(batch) if warming else torch.full_like(first_N, math.nan)
+            first_N = self._logprobs(self.policy, batch) if warming else torch.full_like(first_N, math.nan)
         critic_epochs = self.config.warmup_critic_epochs if warming else self.config.critic_epochs
         critic = self._passes(self.critic_stepper, batch, critic_epochs, lambda m: self._value_losses(m, signals), 1)
         policy = None
@@ -144,17 +144,16 @@ class Learner:
         chain = (reward_N, value_N, bootstrap_R, batch.rollout_N, c.gamma)
         advantage_N = chained_gae(*chain, c.lam_policy)
         critic_N = advantage_N if c.lam_critic == c.lam_policy else chained_gae(*chain, c.lam_critic)
-        reference = self.reference
         return Signals(
-            logp_old_N=self._own_logprobs(batch) if c.old_logprobs == "recompute" else batch.logp_old_N,
+            logp_old_N=self._logprobs(self.policy, batch) if c.old_logprobs == "recompute" else batch.logp_old_N,
             advantage_N=whiten(advantage_N, self._sum).float(),
             value_N=value_N,
             target_N=(critic_N + value_N).float(),
-            logp_reference_N=self._read(batch.rows, lambda m: self._logprobs(reference, m)[0]) if reference else None,
+            logp_reference_N=None if self.reference is None else self._logprobs(self.reference, batch),
         )
 
-    def _own_logprobs(self, batch: Batch) -> Tensor:
-        return self._read(batch.rows, lambda m: self._logprobs(self.policy, m)[0])
+    def _logprobs(self, model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
+        return self._read(batch.rows, lambda m: chosen(self._log_policy(model, m), m.target_n))
 
     @torch.no_grad()
     def _read(self, rows: Rows, of: Callable[[MicroBatch], Tensor]) -> Tensor:
@@ -164,11 +163,8 @@ class Learner:
             out_N[micro.index_n] = of(micro)
         return out_N
 
-    def _logprobs(self, model: Qwen3ForCausalLM, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        h_nd = hidden_states(model, micro, self.config.bf16)
-        return token_logprobs(
-            model, h_nd, micro.target_n, self.config.temperature, entropy_grad=self.config.entropy_coef > 0
-        )
+    def _log_policy(self, model: Qwen3ForCausalLM, micro: MicroBatch) -> Tensor:
+        return log_policy(model, hidden_states(model, micro, self.config.bf16), self.config.temperature)
 
     # --- steps -------------------------------------------------------------------------
 
@@ -180,7 +176,10 @@ class Learner:
     def _policy_losses(self, micro: MicroBatch, signals: Signals, first_N: Tensor | None) -> Tensor:
         """[6, n]: the loss; then clipped, k3, ratio, entropy, KL to the reference (no gradient wanted)."""
         c, at_n = self.config, micro.index_n
-        logp_n, entropy_n = self._logprobs(self.policy, micro)
+        logp_nV = self._log_policy(self.policy, micro)
+        logp_n = chosen(logp_nV, micro.target_n)
+        # Without a coefficient the entropy is only measured.
+        entropy_n = entropy(logp_nV if c.entropy_coef > 0 else logp_nV.detach())
         if first_N is not None:
             first_N[at_n] = logp_n.detach()
         old_n, advantage_n = signals.logp_old_N[at_n], signals.advantage_N[at_n]

@@ -2,7 +2,7 @@
 
 Each loss gives one number a token; `mean_over` divides their sum by ONE count, which the caller takes
 over all micro-batches and processes of the optimizer step (never a mean of means: arXiv 2503.14476,
-section 3.3). Not here: models, shifts, masks. Axis: N action tokens.
+section 3.3). Not here: models, shifts, masks. Axes: N action tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -72,6 +72,11 @@ def k3(logp_N: Tensor, logp_other_N: Tensor) -> Tensor:
     """
     x_N = log_ratio(logp_N, logp_other_N)
     return torch.expm1(-x_N) + x_N
+
+
+def entropy(logp_NV: Tensor) -> Tensor:
+    """−Σ p log p [N] in nats, of log-probabilities [N, V] over a whole vocabulary."""
+    return -(logp_NV.exp() * logp_NV).sum(-1)
 
 
 def mean_over(x_N: Tensor, count: int | Tensor) -> Tensor:

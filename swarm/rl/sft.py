@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import Qwen3ForCausalLM
 
 from swarm.rl.batch import turns_of
-from swarm.rl.forward import hidden_states, token_logprobs
+from swarm.rl.forward import chosen, hidden_states, log_policy
 from swarm.rl.losses import mean_over
 from swarm.rl.processes import alone, total
 from swarm.rl.rows import Rows, micro_batches, rows_of
@@ -98,7 +98,7 @@ def sft_step(
     lr, loss_sum, norm = stepper.lr, 0.0, 0.0
     if count > 0:
         for micro, weight_n in zip(batches, weights, strict=True):
-            logp_n, _ = token_logprobs(model, hidden_states(model, micro, config.bf16), micro.target_n)
+            logp_n = chosen(log_policy(model, hidden_states(model, micro, config.bf16)), micro.target_n)
             loss = mean_over(-logp_n * weight_n, count)
             stepper.backward(loss)
             loss_sum += float(loss.detach())
@@ -111,6 +111,6 @@ def sft_loss(model: Qwen3ForCausalLM, config: SFTConfig, data: Examples) -> floa
     """The weighted cross-entropy of all examples, in nats a token; 0.0 where nothing has a weight."""
     total = 0.0
     for micro in micro_batches(data.rows, torch.arange(len(data.rows)), config.micro_tokens):
-        logp_n, _ = token_logprobs(model, hidden_states(model, micro, config.bf16), micro.target_n)
+        logp_n = chosen(log_policy(model, hidden_states(model, micro, config.bf16)), micro.target_n)
         total -= float((logp_n * data.weight_N[micro.index_n]).sum())
     return total / max(float(data.weight_N.sum()), 1e-12)
