@@ -153,7 +153,9 @@ def _joined_scores(gold: Columns, table: Columns, spec: Evaluation, judge: Judge
     scores: list[Sequence[float]] = [[1.0] * len(pairs) for name in spec.required if name in spec.unique_columns]
     for name in (name for name in spec.required if name not in spec.unique_columns):
         cells = [(table[name][t], gold[name][g]) for g, t in pairs]
-        scores += [_metric_scores(metric, cells, spec.pipelines[name], judge) for metric in spec.pipelines[name].metric]
+        pipeline = spec.pipelines[name]
+        # A metric listed twice fills one score column.
+        scores += [_metric_scores(metric, cells, pipeline, judge) for metric in dict.fromkeys(pipeline.metric)]
     tp_rows = sum(min(row) for row in zip(*scores, strict=True))
     tp_items = sum(sum(column) for column in scores)
     equal = _equal_frames(gold, table, spec)
