@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,31 +12,13 @@ import pytest
 import torch
 import trio
 import trio.testing
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from swarm.checkpoint import save
 from swarm.engine.embedded import EmbeddedEngine
 from swarm.engine.scripted import ScriptedEngine
 from swarm.types import Completion, Engine, EngineError, Sampling
-
-VOCAB, STOP = 40, 7
-
-
-def tiny(seed: int) -> Qwen3ForCausalLM:
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        intermediate_size=48,
-        vocab_size=VOCAB,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-        max_position_embeddings=512,
-    )
-    return Qwen3ForCausalLM(config).eval()
+from tests.engine_cases import VOCAB, tiny
 
 
 def broken() -> Qwen3ForCausalLM:
@@ -56,7 +38,7 @@ class Subject:
 
 @asynccontextmanager
 async def scripted() -> AsyncIterator[Subject]:
-    def policy(ids, sampling):
+    def policy(ids: Sequence[int], sampling: Sampling) -> list[int]:
         state = sum(ids) * 31 + sampling.seed
         return [(state * (k + 3) // 5) % VOCAB for k in range(200)]
 

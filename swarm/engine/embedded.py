@@ -171,8 +171,9 @@ class EmbeddedEngine:
         shape = shape_of(model.config)
         if shape != self.shape:
             raise ValueError(f"new weights have {shape}, want {self.shape}")
+        if self._next is None:
+            self._swapped = trio.Event()
         self._next = fuse(weights_of(model), shape, self.max_len), version
-        self._swapped = trio.Event()
         if not self._active:
             self._swap()
         self._wake.set()
@@ -302,6 +303,10 @@ class EmbeddedEngine:
                 waiting.append(request)
                 continue
             chain = self._tree.open(request.ids, request.limit)
+            if chain is None and not self._active:
+                # What is kept for others is in the way of one that needs all the room.
+                self._tree.clear()
+                chain = self._tree.open(request.ids, request.limit)
             if chain is None:
                 waiting.append(request)
                 break
@@ -345,6 +350,8 @@ class EmbeddedEngine:
         self._active, self._queue = [], deque()
         self._tree.clear()
         self._cache = empty_cache(self.shape, self._tree.count)
+        if self._next is not None:
+            self._swap()
 
 
 def _sample_part(
