@@ -19,6 +19,7 @@ from rewards.widesearch.cli import score_main
 from rich.console import Console
 from rich.markup import escape
 
+from recipes.ablations import serial_collapse, serial_collapse_parl, spurious, spurious_finish
 from recipes.arguments import UsageError, parser_of, positive, rows_range, systems_list, unknown
 from recipes.cold_start import cold_start, cold_start_sloppy, fit
 from recipes.episodes import Episode, EpisodesError, by_rows, summary
@@ -68,6 +69,10 @@ RECIPES: Mapping[str, Entry] = {
     "single_agent": Entry(single_agent, train),
     "cold_start": Entry(cold_start, fit),
     "cold_start_sloppy": Entry(cold_start_sloppy, fit),
+    "serial_collapse": Entry(serial_collapse, train),
+    "serial_collapse_parl": Entry(serial_collapse_parl, train),
+    "spurious": Entry(spurious, train),
+    "spurious_finish": Entry(spurious_finish, train),
 }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,20 @@ from rich.table import Table
 
 from envs.accept import accept
 from envs.tasks import Split, TaskSet, export, possible, usual_values
-from envs.world import BANDS, FAMILIES, World, band
+from envs.world import BANDS, FAMILIES, World, WorldConfig, band
 from recipes.arguments import family_name, parser_of, positive, rows_range
 from recipes.session import open_world
 from recipes.wide_search import wide_search
 from swarm.types import Task
 
 
-def tasks_command(argv: list[str], console: Console) -> int:
-    """Runs `swarm-rl tasks ...`; returns the exit code. Raises UsageError, and ValueError where too few tasks fit."""
+def tasks_command(
+    argv: list[str], console: Console, opened: Callable[[WorldConfig], tuple[World, TaskSet]] = open_world
+) -> int:
+    """Runs `swarm-rl tasks ...`; returns the exit code. Raises UsageError, and ValueError where too few tasks fit.
+
+    `opened` gives the world of a configuration, and those of its tasks that are served.
+    """
     words = "Counts the tasks of the world by family, table size and split, and shows some of them."
     parser = parser_of(
         "tasks", "[options]", words, "swarm-rl tasks --family airport --rows 50-80 -n 500 --export t.jsonl"
@@ -44,7 +49,7 @@ def tasks_command(argv: list[str], console: Console) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     o = parser.parse_args(argv)
-    world, served = open_world(replace(wide_search().world, seed=o.world_seed))
+    world, served = opened(replace(wide_search().world, seed=o.world_seed))
     source = TaskSet(world) if o.check else served
     drawn = source.draw(o.split, o.n, o.task_seed, rows=o.rows, families=(o.family,) if o.family else ())
     counts = _counts(served)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from recipes.cli import main
-from recipes.show_tasks import task_text
+from envs.tasks import TaskSet, split_of
+from envs.world import World, WorldConfig, world_of
+from recipes.show_tasks import task_text, tasks_command
 from swarm.types import Task
+from tests.island import island
 
 TASK = Task("city-1", "List all.\nColumns: city | population", "s", "city", ("city", "population"), (("A|b", "1"),) * 4)
+
+SPLIT = split_of("oak")
+
+
+def quiet() -> Console:
+    return Console(width=160, file=io.StringIO(), record=True)
 
 
 def test_an_example_shows_question_and_first_rows() -> None:
@@ -20,24 +30,39 @@ def test_an_example_shows_question_and_first_rows() -> None:
     assert text.endswith("Gold:\n  | A\\|b | 1 |\n  ...")
 
 
-@pytest.mark.slow
+def on_the_island(config: WorldConfig) -> tuple[World, TaskSet]:
+    world = world_of(island(), config)
+    return world, TaskSet(world)
+
+
 def test_tasks_are_counted_and_shown_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tasks", "--split", "heldout", "--family", "airport", "--rows", "5-9", "-n", "2", "--json"]) == 0
+    tasks_command(["--rows", "10", "-n", "2", "--family", "city", "--json", "--split", SPLIT], quiet(), on_the_island)
     shown = json.loads(capsys.readouterr().out)
-    assert [t["domain"] for t in shown["tasks"]] == ["airport", "airport"]
-    assert all(5 <= len(t["gold"]) <= 9 for t in shown["tasks"])
-    assert {c["split"] for c in shown["counts"]} == {"train", "heldout"}
+    assert [len(t["gold"]) for t in shown["tasks"]] == [10, 10]
+    assert {(c["split"], c["family"], c["rows"]): c["lists"] for c in shown["counts"]}[SPLIT, "city", "10-24"] == 1
 
 
-@pytest.mark.slow
-def test_tasks_are_exported_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "t.jsonl"
-    assert main(["tasks", "-n", "3", "--export", str(path), "--check"]) == 0
+def test_tasks_are_exported(tmp_path: Path) -> None:
+    path, console = tmp_path / "t.jsonl", quiet()
+    tasks_command(["-n", "3", "--split", SPLIT, "--export", str(path)], console, on_the_island)
     assert len(path.read_text().splitlines()) == 3
-    assert "accepted: " in capsys.readouterr().out
+    assert "3 tasks written to" in console.export_text()
 
 
-@pytest.mark.slow
-def test_sizes_that_no_list_has_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tasks", "--rows", "500-600"]) == 2
-    assert capsys.readouterr().err.startswith("swarm-rl: tasks: 0 found, want 3")
+def test_tasks_are_checked() -> None:
+    console = quiet()
+    tasks_command(["-n", "3", "--split", SPLIT, "--check"], console, on_the_island)
+    assert "of 3; only such tasks are served" in console.export_text()
+
+
+def test_the_table_counts_by_family_and_size() -> None:
+    console = quiet()
+    tasks_command(["-n", "1", "--split", SPLIT], console, on_the_island)
+    text = console.export_text()
+    assert "Lists to ask about" in text
+    assert "Columns: city |" in text
+
+
+def test_sizes_that_no_list_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="^tasks: 0 found, want 3"):
+        tasks_command(["--rows", "500-600"], quiet(), on_the_island)
