@@ -27,7 +27,7 @@ from envs.world import World, WorldConfig
 from recipes.config import SHIPPED, Recipe
 from recipes.demonstrations import DemoMix, examples_of, record
 from recipes.overrides import to_json
-from recipes.progress import Phase, Progress
+from recipes.progress import Progress
 from recipes.session import load_checkpoint, load_tokenizer, open_world
 from recipes.systems import SYSTEM, Builder
 from recipes.tokenizer import build_tokenizer
@@ -101,8 +101,8 @@ def fit(recipe: ColdStart, out: Path, *, clean: bool = False, console: Console |
             console.print(f"{out} is done; --clean trains anew.")
             return json.loads((out / "summary.json").read_text())
         run.rewind(0)
-        phases = [Phase("demonstrations", 1, 60.0), Phase("fitting", recipe.steps, 0.4)]
-        with Progress(out.name, phases, console) as progress:
+        phases = {"demonstrations": 1, "fitting": recipe.steps}
+        with Progress(console, phases, {"demonstrations": 60.0, "fitting": 0.4}) as progress:
             summary = _fit(recipe, run, progress)
         (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
         run.finish(summary)
@@ -126,7 +126,8 @@ def _fit(recipe: ColdStart, run: RunDir, progress: Progress) -> dict[str, Any]:
     for k, chosen in zip(range(recipe.steps), batches(data.rows, recipe.step_tokens, recipe.seed), strict=False):
         m = sft_step(model, stepper, recipe.sft, data, chosen)
         tokens += m.tokens
-        progress.advance(1, {"loss": m.loss, "tokens": tokens})
+        progress.advance("fitting")
+        progress.note(f"loss {m.loss:.4f}")
         if (k + 1) % 25 == 0:
             run.log({"phase": "sft", "step": k + 1, **{f"train/{n}": v for n, v in asdict(m).items()}})
     save(model, tokenizer, run.path / "policy", 0)

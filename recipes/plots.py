@@ -183,7 +183,8 @@ def steps_to_target(axis: Axes, report: Mapping[str, Any]) -> None:
     for i, row in enumerate(rows):
         _ratio(axis, i, row)
     axis.set_xticks(range(len(rows)), [f"{100 * r['target']:.0f} %" for r in rows])
-    axis.set_yscale("log", base=2)
+    if axis.patches:
+        axis.set_yscale("log", base=2)
     axis.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     axis.margins(y=0.2)
     if any("ratio_lower_bound" in r for r in rows):

@@ -27,7 +27,7 @@ from rich.console import Console
 from recipes.config import Recipe
 from recipes.evaluate import closing, episodes_of, quick
 from recipes.overrides import to_json
-from recipes.progress import Phase, Progress
+from recipes.progress import Progress
 from recipes.report import print_table, write_report
 from recipes.session import Session, load_checkpoint, load_tokenizer, roll_out, session
 from recipes.track import Tracker
@@ -69,19 +69,16 @@ async def _train(recipe: Recipe, run: RunDir, console: Console) -> None:
     learner = Learner(policy, recipe.ppo)
     at, before = _resume(run, learner)
     ev = recipe.evaluation
-    phases = [
-        Phase("start", 1, 10.0),
-        Phase("ppo", recipe.iterations * recipe.episodes, 0.12),
-        Phase("evaluation", episodes_of(recipe), 0.12),
-    ]
+    phases = {"start": 1, "ppo": recipe.iterations * recipe.episodes, "evaluation": episodes_of(recipe)}
     with (
-        Progress(run.path.name, phases, console) as progress,
+        Progress(console, phases, {"start": 10.0, "ppo": 0.12, "evaluation": 0.1}) as progress,
         Tracker(run.path, recipe.wandb, to_json(recipe), console) as tracker,
     ):
         progress.begin("start")
         async with session(recipe, policy, subagent, tokenizer) as s:
             s.engine.set_weights(policy, learner.updates)
-            progress.begin("ppo", at * recipe.episodes)
+            progress.begin("ppo")
+            progress.skip("ppo", at * recipe.episodes)
             for k in range(at, recipe.iterations):
                 metrics = await _iterate(s, learner, run, k, progress)
                 if (k + 1) % ev.every == 0 or k + 1 == recipe.iterations:
@@ -94,7 +91,7 @@ async def _train(recipe: Recipe, run: RunDir, console: Console) -> None:
                     save_state(run.path / "checkpoints" / f"step_{k + 1:06d}", state)
             save(policy, tokenizer, run.path / "policy", learner.updates)
             progress.begin("evaluation")
-            await closing(s, run.path, progress.advance)
+            await closing(s, run.path, lambda n: progress.advance("evaluation", n))
     summary = {
         "lambda_final": list(recipe.parl.lambdas(learner.step)) if recipe.spawn else [0.0, 0.0],
         "frozen_sha256": {"before": frozen_sha, "after": weights_sha256(subagent)},
@@ -123,7 +120,7 @@ async def _iterate(s: Session, learner: Learner, run: RunDir, k: int, progress: 
     tasks, budgets = _draw(s, k)
     began = perf_counter()
     seed = derive(recipe.seed, "iteration", k)
-    raw = await roll_out(s.harness(), tasks, budgets, seed, recipe.at_once, done=lambda _: progress.advance())
+    raw = await roll_out(s.harness(), tasks, budgets, seed, recipe.at_once, done=lambda _: progress.advance("ppo"))
     rolled = perf_counter()
     scores = [table_scores(r.task, r.table) for r in raw]
     rollouts = [parl(r, score, recipe.parl, learner.step) for r, score in zip(raw, scores, strict=True)]
@@ -145,8 +142,10 @@ async def _iterate(s: Session, learner: Learner, run: RunDir, k: int, progress: 
         "time/rollout": rolled - began,
         "time/train": perf_counter() - rolled,
     }
-    shown = ("rollout/item_f1", "rollout/critical_steps", "rollout/width", "rollout/spawn_rate")
-    progress.advance(0, {name: metrics[name] for name in shown})
+    progress.note(
+        f"item-F1 {metrics['rollout/item_f1']:.3f}, {metrics['rollout/critical_steps']:.1f} critical steps, "
+        f"width {metrics['rollout/width']:.1f}, spawned in {metrics['rollout/spawn_rate']:.0%}"
+    )
     return metrics
 
 
