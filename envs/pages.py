@@ -6,7 +6,6 @@ Not here: how a page is made from facts (`envs.world`) or written out for an age
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 MISSING = "N/A"
@@ -15,10 +14,14 @@ _REVISION = re.compile(r"(.+) \((\d{4})\)")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A line of an entity page: `Field("capital", "Paris", link="w/204831")`; `link` is "" for plain text."""
+    """A line of an entity page: `Field("capital", "Paris", "c", link="w/204831")`; `link` is "" for plain text.
+
+    `letter` is short for the field on every page of the family, as a property id is in a knowledge base.
+    """
 
     name: str
     value: str
+    letter: str
     link: str = ""
 
     @property
@@ -29,15 +32,12 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class EntityPage:
-    """What the world says of one entity. Field k is shown under the k-th letter."""
+    """What the world says of one entity."""
 
     url: str
     title: str
     family: str
     fields: tuple[Field, ...]
-
-    def lettered(self) -> Iterator[tuple[str, Field]]:
-        return zip("abcdefghijklmnopqrstuvwxyz", self.fields, strict=False)
 
     def latest(self, name: str) -> Field | None:
         """The field of that name, the latest revision where there are several; None where the page has none."""

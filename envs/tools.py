@@ -121,10 +121,10 @@ def _list_parts(page: ListPage, k: int, world: World) -> Parts:
 
 
 def _entity_parts(page: EntityPage, world: World) -> Parts:
-    cells = {letter: f.value for letter, f in page.lettered()}
+    cells = {f.letter: f.value for f in page.fields}
     parts: Parts = [Artifact(page.title, page.url, cells), "\n"]
-    for letter, f in page.lettered():
-        label = f"{letter} {f.name}: "
+    for f in page.fields:
+        label = f"{f.letter} {f.name}: "
         parts += [label, _artifact(world.pages[f.link]), "\n"] if f.link else [f"{label}{f.value}\n"]
     return parts
 

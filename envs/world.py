@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from string import ascii_lowercase
 
 from envs.cache import load_facts
 from envs.facts import Entity, Fact, Facts, Group
@@ -98,7 +99,8 @@ def world_of(facts: Facts, config: WorldConfig) -> World:
     entities = [facts.entities[i] for i in ids]
     donors = _donors(entities)
     swaps = _swaps(config.seed, donors) if config.perturbed else {}
-    pages: list[Page] = [_entity_page(e, urls, donors, swaps, config) for e in entities]
+    letters = _letters(entities)
+    pages: list[Page] = [_entity_page(e, urls, letters[e.family], donors, swaps, config) for e in entities]
     lists = tuple(Listed(g, urls[f"list/{g.subject}"], tuple(urls[m] for m in g.members)) for g in groups)
     pages += [_list_page(listed, config) for listed in lists]
     by_family = {f: [m for g in groups if g.family == f for m in g.members] for f in config.families}
@@ -180,6 +182,7 @@ def _swaps(seed: int, donors: Mapping[tuple[str, str], list[tuple[str, str]]]) -
 def _entity_page(
     e: Entity,
     urls: Mapping[str, str],
+    letters: Mapping[str, str],
     donors: Mapping[tuple[str, str], list[tuple[str, str]]],
     swaps: Mapping[tuple[str, str], str],
     config: WorldConfig,
@@ -191,18 +194,27 @@ def _entity_page(
         if rng.random() < config.missing:
             continue
         if not f.link and rng.random() < config.conflicts:
-            fields += _revisions(f, value, donors[e.family, f.name], rng)
+            fields += _revisions(f, value, letters[f.name], donors[e.family, f.name], rng)
             continue
-        fields.append(Field(f.name, value, urls.get(f.link, "")))
+        fields.append(Field(f.name, value, letters[f.name], urls.get(f.link, "")))
     rng.shuffle(fields)
     return EntityPage(urls[e.id], e.title, e.family, tuple(fields))
 
 
-def _revisions(f: Fact, value: str, donors: list[tuple[str, str]], rng: Random) -> list[Field]:
-    """The value under the new year and somebody else's under the old one."""
+def _letters(entities: Iterable[Entity]) -> dict[str, dict[str, str]]:
+    """family → field → its letter, the same in every world that has the family's fields."""
+    names: dict[str, set[str]] = defaultdict(set)
+    for e in entities:
+        names[e.family].update(f.name for f in e.facts)
+    return {family: dict(zip(sorted(found), ascii_lowercase, strict=False)) for family, found in names.items()}
+
+
+def _revisions(f: Fact, value: str, letter: str, donors: list[tuple[str, str]], rng: Random) -> list[Field]:
+    """The value under the new year and somebody else's under the old one; one of them has the capital letter."""
     others = [v for _, v in rng.choices(donors, k=8) if v != value]
-    new = Field(f"{f.name} ({NEW})", value)
-    return [Field(f"{f.name} ({OLD})", others[0]), new] if others else [new]
+    old_letter, new_letter = rng.sample((letter, letter.upper()), 2)
+    new = Field(f"{f.name} ({NEW})", value, new_letter)
+    return [Field(f"{f.name} ({OLD})", others[0], old_letter), new] if others else [new]
 
 
 def _list_page(listed: Listed, config: WorldConfig) -> ListPage:

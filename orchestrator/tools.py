@@ -51,7 +51,7 @@ ASSIGN = ToolSpec(
 REFUSALS = ("unknown_agent", "duplicate_assignment", "empty_assignment", "over_limit", "depth_limit", "no_budget")
 """The kinds of refused assignments, as the ledger counts them."""
 
-_REFERENCE = re.compile(r"#(?:rows|\d+(?:\.[a-z])?)")
+_REFERENCE = re.compile(r"#(?:rows|\d+(?:\.[a-zA-Z])?)")
 
 
 @dataclass(frozen=True, slots=True)

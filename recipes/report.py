@@ -116,10 +116,11 @@ def print_table(report: Mapping[str, Any], console: Console) -> None:
     """The main table and the steps to each target, compact."""
     console.print(summary_table(report["systems"]))
     if report["steps_to_target"]:
+        console.print("\n[bold]Critical steps to reach a mean item-F1 (wide tables)[/bold]", highlight=False)
         console.print(_target_table(report["steps_to_target"]))
     gain = report["swarm_minus_single_agent"]["wide"]
     if gain["difference"] is not None:
-        console.print(f"item-F1 on wide tables, swarm minus single agent: {_gain(gain)}", highlight=False)
+        console.print(f"\nitem-F1 on wide tables, swarm minus single agent: {_gain(gain)}", highlight=False)
 
 
 def summary_table(systems: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -136,8 +137,7 @@ def summary_table(systems: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _target_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    title = "Critical steps to reach a mean item-F1 (wide tables)"
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None)
+    table = Table(header_style="bold", box=None)
     table.add_column("")
     for row in rows:
         table.add_column(f"{100 * row['target']:.0f} %", justify="right")

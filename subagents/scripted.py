@@ -19,7 +19,7 @@ _HIT = re.compile(r"^\[Doc (\d+)\]\(\S+\) (.*?)(?: list, (\d+) pages?)?$")
 _LABEL = r"^(?:\[Doc (?P<new>\d+)\]\(\S+\) .*?|#(?P<known>\d+))"
 _LIST = re.compile(_LABEL + r" page (?P<page>\d+) of (?P<pages>\d+)$")
 _DOC = re.compile(_LABEL + "$")
-_FIELD = re.compile(r"^([a-z]) ([^:]+): (.*)$")
+_FIELD = re.compile(r"^([a-zA-Z]) ([^:]+): (.*)$")
 _REVISION = re.compile(r"^(.*) \((\d{4})\)$")
 ABSENT = "N/A"
 

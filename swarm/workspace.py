@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from swarm.types import Artifact, Table
 
-_HANDLE = re.compile(r"#(\d+)(?:\.([a-z]))?")
+_HANDLE = re.compile(r"#(\d+)(?:\.([a-zA-Z]))?")
 _TABLE = re.compile(r"#(rows\b|\d+(?!\.?\w))")
 _RULE = re.compile(r"^[\s|:-]+$")
 ROWS = "#rows"

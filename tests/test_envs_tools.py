@@ -68,8 +68,8 @@ def test_an_entity_page_shows_lettered_fields_and_its_cells_can_be_copied(world:
         "latitude": "0.50",
         "nearest airport": f"[Doc 2]({_url(world, 'Ash Field')}) Ash Field",
     }
-    assert text.splitlines()[1:] == [f"{'abc'[k]} {f.name}: {shown[f.name]}" for k, f in enumerate(page.fields)]
-    letter = next(k for k, f in page.lettered() if f.name == "nearest airport")
+    assert text.splitlines()[1:] == [f"{f.letter} {f.name}: {shown[f.name]}" for f in page.fields]
+    letter = next(f.letter for f in page.fields if f.name == "nearest airport")
     assert ws.written(f"| #1 | #1.{letter} |").rows == (("Ash", "Ash Field"),)
 
 

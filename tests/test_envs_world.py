@@ -78,7 +78,16 @@ def test_a_conflict_gives_an_old_wrong_value_and_a_new_right_one() -> None:
     found = {f.name: f.value for f in page.fields}
     assert found["population (2024)"] == "1,000"
     assert found["population (2019)"] not in ("1,000", "")
-    assert page.latest("population") == Field("population (2024)", "1,000")
+    latest = page.latest("population")
+    assert latest == next(f for f in page.fields if f.name == "population (2024)")
+    assert latest.letter in "cC"
+    assert len({f.letter for f in page.fields}) == len(page.fields)
+
+
+def test_a_field_has_the_same_letter_on_every_page_of_its_family_in_every_world() -> None:
+    worlds = [world_of(island(), WorldConfig(seed=seed)) for seed in (0, 1)]
+    letters = {(f.name, f.letter) for world in worlds for p in _towns(world) for f in p.fields}
+    assert len(letters) == len({name for name, _ in letters}) == len({letter for _, letter in letters})
 
 
 def test_missing_fields_are_absent_from_the_page() -> None:

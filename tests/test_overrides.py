@@ -85,6 +85,10 @@ def test_a_field_of_another_section_is_found_by_its_last_name() -> None:
     assert message("--train.epochs", "1") == "unknown field --train.epochs, nearest: --ppo.epochs"
 
 
+def test_a_field_is_found_by_one_of_its_words() -> None:
+    assert message("--ppo.clip", "1") == "unknown field --ppo.clip, nearest: --ppo.clip_low, --ppo.clip_high"
+
+
 def test_a_bad_value_names_field_value_and_type() -> None:
     assert message("--ppo.epochs", "two") == "--ppo.epochs = 'two', want int"
 
