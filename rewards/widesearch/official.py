@@ -73,26 +73,25 @@ def _gold(gold_csv: str, spec: Evaluation) -> Columns:
         frame = pd.read_csv(StringIO(gold_csv.removeprefix("\ufeff")))
     except ValueError as error:
         raise DatasetError(f"gold table: {str(error).strip()}, want a CSV table with a header") from error
-    frame.columns = [column_name(str(name)) for name in frame.columns]
-    missing = [name for name in spec.required if name not in frame.columns]
-    if missing:
-        raise DatasetError(f"gold table has columns {list(frame.columns)}, want also {missing}")
-    return {name: _cells(frame[name]) for name in spec.required}
+    names = [column_name(str(name)) for name in frame.columns]
+    if missing := [name for name in spec.required if name not in names]:
+        raise DatasetError(f"gold table has columns {names}, want also {missing}")
+    return {name: _cells(frame, names.index(name)) for name in spec.required}
 
 
-def _cells(series: pd.Series[Any]) -> list[str]:
+def _cells(frame: pd.DataFrame, column: int) -> list[str]:
     """The text of inferred values: 1 → "1", 1.0 → "1.0", a blank → "nan"."""
-    return [str(value) for value in series.tolist()]
+    return [str(value) for value in frame.iloc[:, column].tolist()]
 
 
 def _response(text: str) -> tuple[list[str], list[list[str]]]:
     """Names and columns; a list because names may repeat until they are checked."""
-    head, _, tail = text.partition("\n")
-    lines = table_lines(f"{head.replace(' ', '').lower()}\n{tail}")
+    head, newline, tail = text.partition("\n")
+    lines = table_lines(head.replace(" ", "").lower() + newline + tail)
     trimmed = "\n".join("|".join(cell.strip() for cell in line.split("|")) for line in lines)
     frame = pd.read_csv(StringIO(trimmed), sep="|")
     kept = [k for k, name in enumerate(frame.columns) if not str(name).startswith("Unnamed")]
-    return [column_name(str(frame.columns[k])) for k in kept], [_cells(frame.iloc[:, k]) for k in kept]
+    return [column_name(str(frame.columns[k])) for k in kept], [_cells(frame, k) for k in kept]
 
 
 def _score(gold: Columns, spec: Evaluation, response: str, judge: Judge) -> Scores:
