@@ -75,7 +75,7 @@ def _unknown(name: str, recipe: Any, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     same_leaf = [k for k in known if k.rpartition(".")[2] == leaf]
     same_word = [k for k in known if leaf in k.replace(".", "_").split("_")]
-    near = list(dict.fromkeys([*same_leaf, *same_word, *near]))[:3]
+    near = list(dict.fromkeys([*same_leaf, *same_word]))[:3] or near
     return f"unknown field --{name}, " + (f"nearest: {', '.join('--' + k for k in near)}" if near else "see --help")
 
 
