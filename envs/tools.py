@@ -1,6 +1,6 @@
 """`search` and `access`: all that an agent can do in a world.
 
-Output, with A(x) for an artifact, which a workspace shows as `[Doc k](url) title`:
+Output, with A(x) for an artifact, which a workspace shows as `[Doc #k](url) title`:
 
     search   A(list) " list, 7 pages"            one line a hit, of an entity only A(entity)
     access   A(list) " page 2 of 7"              then one line an entry: A(entity)

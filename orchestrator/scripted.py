@@ -18,7 +18,7 @@ from swarm.seeds import derive
 from swarm.transcript import Policy, Transcript
 from swarm.types import ToolCall, Turn
 
-_HIT = re.compile(r"^\[Doc (\d+)\]\(\S+\) (.*?) list, (\d+) pages?$", re.MULTILINE)
+_HIT = re.compile(r"^\[Doc #(\d+)\]\(\S+\) (.*?) list, (\d+) pages?$", re.MULTILINE)
 _HANDLE = re.compile(r"^#(\d+): \d+ rows", re.MULTILINE)
 NAME, SYSTEM = "a", "Fill rows."
 

@@ -1,4 +1,4 @@
-"""Builds the embedded model's tokenizer: byte-level BPE with about 2,300 tokens, cut for short turns.
+"""Builds the embedded model's tokenizer: byte-level BPE with about 2,700 tokens, cut for short turns.
 
 Every string of one to three digits is one token, numbers are grouped from the left in threes, and the
 pieces of which rows, handles and documents consist are one token each. The markers and the fixed parts
@@ -31,37 +31,42 @@ MARKERS = (
     "\n<|im_start|>assistant\n",
     "<tool_response>\n",
     "\n</tool_response>\n",
-    '<tool_call>\n{"name": "search", "arguments": {"query": "#',
-    '<tool_call>\n{"name": "access", "arguments": {"url": "#',
+    '<tool_call>\n{"name": "search", "arguments": {"query": "',
+    '<tool_call>\n{"name": "access", "arguments": {"url": "',
     '<tool_call>\n{"name": "create_subagent", "arguments": {"name": "',
     '", "system_prompt": "',
     '<tool_call>\n{"name": "assign_task", "arguments": {"agent": "',
-    '", "prompt": "#',
+    '", "prompt": "',
     '", "page": ',
     '"}}\n</tool_call>',
     "}}\n</tool_call>",
 )
 """Added tokens: matched in what the template and a policy say, never in foreign text."""
 
+HANDLES, SHARES = 320, 40
+"""`#0` … `#319` and ` p1` … ` p40` are one token each: a handle is never mistaken for a number in a value."""
+
 PIECES = (
-    *(" | #", " | N/A", " |", "| #", " #", "#", "#rows", " rows", " pages", " N/A", "N/A"),
-    *("[Doc ", "[left ", "](w/", "]", ")", "-", " page ", " of ", " p", ": "),
-    *(f".{letter}" for letter in "abcdefgh"),
+    *(" | N/A", " | ", " |", "| ", "#rows", " rows", " pages", " N/A", "N/A"),
+    *("[Doc ", "[left ", "](w/", "]", ")", "-", " page ", " of ", ": "),
+    *(f".{letter}" for letter in "abcdefghABCDEFGH"),
+    *(f"#{n}" for n in range(HANDLES)),
+    *(f" p{n}" for n in range(1, SHARES + 1)),
 )
 """Pieces of rows, handles and documents that are one token wherever `SPLIT` isolates them."""
 
 SPLIT = "|".join(
     (
         r"\d{1,3}",
-        r" (?:\|(?: (?:#|N/A\b))?|#(?!rows\b)|N/A\b|(?:page|of) (?=\d)|p(?=\d)|[\p{L}\p{M}]+|[^\s\p{L}\p{M}\p{N}\[])",
+        r" (?:\|(?: (?:N/A\b|(?=#)))?|N/A\b|(?:page|of) (?=\d)|p\d{1,2}(?![\d\p{L}])|[\p{L}\p{M}]+|[^\s\p{L}\p{M}\p{N}\[#])",
         r"N/A\b",
         r"[\p{L}\p{M}]+",
-        r"\[(?:(?:Doc|left) (?=\d))?",
+        r"\[(?:Doc (?=#)|left (?=\d))?",
         r"\](?:\(w/(?=\d))?",
-        r"\| #",
-        r"#(?:rows\b)?",
+        r"\| (?=#)",
+        r"#(?:rows\b|\d{1,3}(?!\d))?",
         r": (?!\p{L})",
-        r"(?<=\d)\.[a-h](?![\p{L}\p{N}])",
+        r"(?<=\d)\.[a-hA-H](?![\p{L}\p{N}])",
         r"[^\s\p{L}\p{M}\p{N}]",
         r"\s",
     )
@@ -91,7 +96,7 @@ TEMPLATE = """\
 """The layout of `swarm.chat` for other programs; a user message after tool results is the budget note."""
 
 
-def build_tokenizer(texts: Iterable[str], vocab_size: int = 2304) -> PreTrainedTokenizerFast:
+def build_tokenizer(texts: Iterable[str], vocab_size: int = 2688) -> PreTrainedTokenizerFast:
     """A tokenizer of at most `vocab_size` tokens, its words learned from `texts` (pages, queries, prompts).
 
     Raises ValueError if `vocab_size` leaves no room for bytes, numbers, pieces and markers.

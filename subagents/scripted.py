@@ -15,8 +15,8 @@ from swarm.types import ToolCall, Turn
 
 _COLUMNS = re.compile(r"Columns: (.+)")
 _PAGES = re.compile(r"#(\d+) p(\d+)(?:-(\d+))?")
-_HIT = re.compile(r"^\[Doc (\d+)\]\(\S+\) (.*?)(?: list, (\d+) pages?)?$")
-_LABEL = r"^(?:\[Doc (?P<new>\d+)\]\(\S+\) .*?|#(?P<known>\d+))"
+_HIT = re.compile(r"^\[Doc #(\d+)\]\(\S+\) (.*?)(?: list, (\d+) pages?)?$")
+_LABEL = r"^(?:\[Doc #(?P<new>\d+)\]\(\S+\) .*?|#(?P<known>\d+))"
 _LIST = re.compile(_LABEL + r" page (?P<page>\d+) of (?P<pages>\d+)$")
 _DOC = re.compile(_LABEL + "$")
 _FIELD = re.compile(r"^([a-zA-Z]) ([^:]+): (.*)$")

@@ -283,7 +283,7 @@ class Artifact:
 class ToolResult:
     """What a call gives back: text, in which each artifact stands for its handle's label.
 
-    `parts=("1 hit:\\n", Artifact("Ohio", url="w/17"))` is shown as `1 hit:\\n[Doc 4](w/17) Ohio`.
+    `parts=("1 hit:\\n", Artifact("Ohio", url="w/17"))` is shown as `1 hit:\\n[Doc #4](w/17) Ohio`.
     `error` names the kind of a refused or failed call and is counted; `child` is the rollout
     that the call ran.
     """

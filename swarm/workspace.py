@@ -113,7 +113,7 @@ def _is_row(line: str) -> bool:
 
 
 def _label(k: int, a: Artifact) -> str:
-    return f"[Doc {k}]({a.url}) {a.title}" if a.url else f"#{k}: {len(a.rows)} rows"
+    return f"[Doc #{k}]({a.url}) {a.title}" if a.url else f"#{k}: {len(a.rows)} rows"
 
 
 def _long_label(k: int, a: Artifact) -> str:

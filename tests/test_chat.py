@@ -12,8 +12,8 @@ from swarm.types import ToolCall, ToolSpec, Turn
 TEXTS = (
     "List all airports in Ohio, United States.\nColumns: airport | elevation | population of city\n",
     "The latest revision wins. Write N/A if a page does not say.",
-    "[Doc 17](w/204831) airports in Ohio, United States list, 7 pages\n",
-    "[Doc 4](w/204031) Akron\na elevation: 1,228\nb city: [Doc 5](w/118020) Akron\n",
+    "[Doc #17](w/204831) airports in Ohio, United States list, 7 pages\n",
+    "[Doc #4](w/204031) Akron\na elevation: 1,228\nb city: [Doc #5](w/118020) Akron\n",
     "tools: search access create_subagent assign_task",
 ) * 2
 TOOLS = (ToolSpec("search", "finds pages", {"type": "object"}), ToolSpec("access", "reads a page", {"type": "object"}))
@@ -35,21 +35,21 @@ contents = st.text().map(str.strip).filter(lambda s: "<tool_call>" not in s)
     [
         *(
             (piece, 1)
-            for piece in (" | #", " |", "#", " #", "#rows", " rows", " | N/A", " pages", " N/A", ": ", ")", "]", "-")
+            for piece in ("#0", "#319", " p7", " |", "#rows", " rows", " | N/A", " pages", " N/A", ": ", ")", "]", "-")
         ),
         ("| #17 |", 3),
         ("999", 1),
         ("042", 1),
         ("4,023", 3),
-        ("#17.b", 3),
-        ("#0 p2", 4),
+        ("#17.b", 2),
+        ("#0 p2", 2),
         ("| #17 | #17.b | #29.c |", 9),
         ("| #17 | N/A |", 4),
-        ("[Doc 17](w/204831)", 6),
+        ("[Doc #17](w/204831)", 6),
         (" page 2 of 7\n", 5),
         ("[left 12]", 3),
-        (" [Doc 17]", 4),
-        ("#3: 24 rows", 5),
+        (" [Doc #17]", 4),
+        ("#3: 24 rows", 4),
     ],
 )
 def test_a_piece_of_a_row_or_a_page_has_this_many_tokens(text: str, tokens: int) -> None:
@@ -62,7 +62,7 @@ def test_a_piece_of_a_row_or_a_page_has_this_many_tokens(text: str, tokens: int)
         (ToolCall("access", {"url": "#17"}), 3),
         (ToolCall("access", {"url": "#17", "page": 2}), 5),
         (ToolCall("search", {"query": "#0"}), 3),
-        (ToolCall("assign_task", {"agent": "1", "prompt": "#0 p2"}), 7),
+        (ToolCall("assign_task", {"agent": "1", "prompt": "#0 p2"}), 6),
         (ToolCall("create_subagent", {"name": "1", "system_prompt": "2"}), 5),
     ],
 )
@@ -71,11 +71,11 @@ def test_a_call_has_this_many_tokens_and_the_end_of_turn(call: ToolCall, tokens:
 
 
 def test_the_vocabulary_is_as_large_as_asked_at_most() -> None:
-    assert len(TOKENIZER) <= 2304
+    assert len(TOKENIZER) <= 2688
 
 
 def test_a_vocabulary_without_room_for_the_fixed_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="vocab_size = 1000, want at least 1397"):
+    with pytest.raises(ValueError, match="vocab_size = 1000, want at least 1763"):
         build_tokenizer(TEXTS, vocab_size=1000)
 
 

@@ -28,12 +28,12 @@ def _url(world: World, title: str) -> str:
 
 def test_search_by_the_question_handle_shows_the_list_with_its_number_of_pages(world: World) -> None:
     _, text = START.show(search(world, START, {"query": "#0", "topk": 1}).parts)
-    assert text == f"[Doc 1]({_url(world, SUBJECT)}) {SUBJECT} list, 3 pages\n"
+    assert text == f"[Doc #1]({_url(world, SUBJECT)}) {SUBJECT} list, 3 pages\n"
 
 
 def test_a_hit_that_is_an_entity_shows_no_attribute(world: World) -> None:
     _, text = START.show(search(world, START, {"query": "hazel", "topk": 1}).parts)
-    assert text == f"[Doc 1]({_url(world, 'Hazel')}) Hazel\n"
+    assert text == f"[Doc #1]({_url(world, 'Hazel')}) Hazel\n"
 
 
 def test_a_snippet_shows_names_of_fields_only() -> None:
@@ -55,8 +55,8 @@ def test_a_query_without_a_known_word_has_no_hits(world: World) -> None:
 def test_a_list_page_shows_its_entries(world: World) -> None:
     ws, text = START.show(access(world, START, {"url": _url(world, SUBJECT), "page": 3}).parts)
     head, *entries = text.splitlines()
-    assert head == f"[Doc 1]({_url(world, SUBJECT)}) {SUBJECT} page 3 of 3"
-    assert entries == [f"[Doc {k}]({ws.items[k].url}) {ws.items[k].title}" for k in (2, 3)]
+    assert head == f"[Doc #1]({_url(world, SUBJECT)}) {SUBJECT} page 3 of 3"
+    assert entries == [f"[Doc #{k}]({ws.items[k].url}) {ws.items[k].title}" for k in (2, 3)]
 
 
 def test_an_entity_page_shows_lettered_fields_and_its_cells_can_be_copied(world: World) -> None:
@@ -66,7 +66,7 @@ def test_an_entity_page_shows_lettered_fields_and_its_cells_can_be_copied(world:
     shown = {
         "population": "1,000",
         "latitude": "0.50",
-        "nearest airport": f"[Doc 2]({_url(world, 'Ash Field')}) Ash Field",
+        "nearest airport": f"[Doc #2]({_url(world, 'Ash Field')}) Ash Field",
     }
     assert text.splitlines()[1:] == [f"{f.letter} {f.name}: {shown[f.name]}" for f in page.fields]
     letter = next(f.letter for f in page.fields if f.name == "nearest airport")

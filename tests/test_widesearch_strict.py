@@ -30,6 +30,7 @@ def _locales_loaded() -> None:
     """The first text that is no date in any language loads all languages: once, not in a test's time."""
     official.parse_date("unknown")
     parse_date("unknown")
+    parse_date("10:30")
 
 
 def both(response: str) -> tuple[Scores, Scores]:

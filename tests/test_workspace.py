@@ -14,7 +14,7 @@ def workspace(*items: Artifact) -> Workspace:
 def test_an_artifact_is_shown_by_its_handle_and_goes_by_it_when_seen_again():
     ws, first = workspace().show(("hit ", Artifact("Akron", url="w/7"), "\n"))
     ws, second = ws.show((PAGE,))
-    assert first == "hit [Doc 1](w/7) Akron\n"
+    assert first == "hit [Doc #1](w/7) Akron\n"
     assert second == "#1"
     assert ws.items[1].cells["a"] == "1,228"
 
@@ -53,7 +53,7 @@ def test_a_cell_reference_in_an_answer_is_not_a_table():
 
 def test_a_prompt_for_another_agent_carries_what_its_handles_mean():
     text = workspace(PAGE).expand("#0 #1 p2")
-    assert text == "#0 #1 p2\n#0: List all airports in Ohio.\n#1: [Doc 1](w/7) Akron"
+    assert text == "#0 #1 p2\n#0: List all airports in Ohio.\n#1: [Doc #1](w/7) Akron"
 
 
 def test_a_child_starts_with_the_handles_and_nothing_else():
