@@ -146,6 +146,12 @@ def test_a_stray_quote_is_a_character_of_its_cell() -> None:
     assert new.f1_by_item == pytest.approx(0.95)
 
 
+def test_an_address_that_cannot_be_read_costs_its_own_cell_only() -> None:
+    old, new = both(markdown(HEADER, with_cell(0, "Site", "http://[x")))
+    assert old.f1_by_item == 0.0
+    assert new.f1_by_item == pytest.approx(0.95)
+
+
 def test_numbers_match_by_value_where_exact_match_is_asked() -> None:
     gold, spec = "K,V\na,1000\nb,2\n", exact("k", "v")
     response = markdown(("K", "V"), [("a", "1,000"), ("b", "2.0")])

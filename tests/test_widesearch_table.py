@@ -74,7 +74,7 @@ def test_numbers_have_one_canonical_form() -> None:
 CELLS = st.sampled_from(["x", "y", "Z", "x y", "1", "2", "10", "1,000", "1000", "2.5"])
 TABLES = st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=6).map(tuple)
 ARBITRARY = st.lists(st.lists(st.text(max_size=3) | CELLS, max_size=5).map(tuple), max_size=6).map(tuple)
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=25, deadline=None)
 
 
 @quick

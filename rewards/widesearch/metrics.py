@@ -24,7 +24,7 @@ NEAR_DAYS = 31
 _NUMBER = re.compile(r"[-+]?\d*\.\d+%?|[-+]?\d+\.?\d*%?")
 _URL = re.compile(r"https?://[!$-_a-z]+")
 # What a date parser is known to raise on text that is not a date.
-_DATE_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
+DATE_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 
 def preprocessed(pipeline: Pipeline, cell: str, parse_date: ParseDate) -> str:
@@ -95,7 +95,7 @@ def _number(text: str) -> float | None:
 def _date(text: str, parse_date: ParseDate) -> datetime | None:
     try:
         return parse_date(text)
-    except _DATE_ERRORS:
+    except DATE_ERRORS:
         return None
 
 

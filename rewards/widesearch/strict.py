@@ -21,7 +21,7 @@ from typing import Any
 import dateparser
 
 from rewards.table import canonical
-from rewards.widesearch.metrics import JUDGED, METRICS, PREPROCESS, compare, preprocessed
+from rewards.widesearch.metrics import DATE_ERRORS, JUDGED, METRICS, PREPROCESS, compare, preprocessed
 from rewards.widesearch.official import table_lines, table_text
 from rewards.widesearch.spec import (
     DatasetError,
@@ -181,9 +181,15 @@ def _cell(metric: str, response: str, gold: str, pipeline: Pipeline) -> float:
         return float(response == gold)
     if metric == "exact_match":
         return float(canonical(response) == canonical(gold))
-    return compare(metric, response, gold, pipeline.criterion, parse_date)
+    try:
+        return compare(metric, response, gold, pipeline.criterion, parse_date)
+    except ValueError:  # an address that cannot be read, such as "http://[x"
+        return 0.0
 
 
 def parse_date(text: str) -> datetime | None:
     """A date that says its year, without a time zone; the same today and tomorrow."""
-    return dateparser.parse(text, settings=_NO_CLOCK)
+    try:
+        return dateparser.parse(text, settings=_NO_CLOCK)
+    except DATE_ERRORS:
+        return None
