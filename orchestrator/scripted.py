@@ -3,6 +3,7 @@
     oracle    search, one assignment a share of list pages, merge what came back
     wasteful  the same, with a share of assignments that are duplicates, empty or beyond the list
     copies    k times the same assignment (parallel in form only)
+    scattered k assignments at random
     empty     answers at once
 
 Each is `Transcript -> Turn` and sees only the conversation.
@@ -80,6 +81,20 @@ def copies(k: int) -> Policy:
             return turn
         doc, _ = chosen_list(transcript)
         prompts = [f"#0 #{doc} p1" + "." * i for i in range(k)]
+        return Turn("", (turn.calls[0], *(ToolCall("assign_task", {"agent": NAME, "prompt": p}) for p in prompts)))
+
+    return policy
+
+
+def scattered(k: int, seed: int = 0) -> Policy:
+    """A floor: k assignments for documents and pages drawn at random."""
+
+    def policy(transcript: Transcript) -> Turn:
+        turn = orchestrate(Style(width=1))(transcript)
+        if len(turn.calls) < 2:
+            return turn
+        rng = random.Random(derive(seed, transcript.user))
+        prompts = [_prompt(rng.randint(1, 9), page, page) for page in rng.sample(range(1, 40), k)]
         return Turn("", (turn.calls[0], *(ToolCall("assign_task", {"agent": NAME, "prompt": p}) for p in prompts)))
 
     return policy

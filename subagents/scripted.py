@@ -135,6 +135,17 @@ def read_table(transcript: Transcript) -> Turn:
     return Turn(_joined(written, "#rows"))
 
 
+def keys_only(transcript: Transcript) -> Turn:
+    """A floor: reads the list and writes its keys, every other cell absent."""
+    notes, wanted = take_notes(transcript), columns(transcript.user)
+    if notes.page and (transcript.last or notes.page == notes.pages):
+        rows = [" | ".join([f"| #{k}", *[ABSENT] * (len(wanted) - 1)]) + " |" for k in notes.entries]
+        return Turn(_joined(*rows, "#rows"))
+    if notes.page:
+        return _call("access", url=f"#{notes.list_doc}", page=notes.page + 1)
+    return read_table(transcript)
+
+
 def _open_list(doc: int, page: int) -> Turn:
     return _call("access", url=f"#{doc}", page=page) if page > 1 else _call("access", url=f"#{doc}")
 
