@@ -168,7 +168,11 @@ def heldout_combination(family: str, columns: Iterable[Column]) -> bool:
 
 
 def make_task(world: World, listed: Listed, columns: tuple[Column, ...], split: Split, template: int) -> Task:
-    """The task that asks these columns of this list, in the words of a template of the split."""
+    """The task that asks these columns of this list, in the words of a template of the split.
+
+    Columns stand in a fixed order: those of the row's own page by name, then those of linked pages.
+    """
+    columns = tuple(sorted(columns, key=lambda c: (c.via, c.name)))
     subject, family = listed.group.subject, listed.group.family
     names = (family, *(c.text for c in columns))
     query = f"{TEMPLATES[split][template].format(subject)}\nColumns: {' | '.join(names)}\n{RULE}"
