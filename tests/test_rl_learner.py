@@ -18,7 +18,6 @@ from swarm.rl.critic import Critic
 from swarm.rl.learner import Learner
 from swarm.rl.ppo import PPOConfig
 from swarm.rl.rows import micro_batches
-from swarm.rl.schedule import LrSchedule
 from swarm.types import Rollout, Segment, Span
 from tests.rl_cases import logprobs, on_policy, prompt, rollout, said, seen, some_rollouts, tiny
 
@@ -27,7 +26,7 @@ CONFIG = PPOConfig(warmup_updates=0, minibatches=2, micro_tokens=64)
 
 def still(**changes: Any) -> Learner:
     """A learner whose steps are too small to move anything, so that every pass sees the first policy."""
-    config = replace(CONFIG, policy_lr=LrSchedule(1e-12), critic_lr=LrSchedule(1e-12), **changes)
+    config = replace(CONFIG, lr=1e-12, critic_lr=1e-12, **changes)
     return Learner(tiny(), config)
 
 
@@ -259,7 +258,7 @@ def test_a_reference_holds_the_policy_back_and_is_wanted_exactly_with_its_coeffi
 
 
 def test_two_updates_are_one_update_a_save_a_load_and_one_update_bitwise() -> None:
-    config = replace(CONFIG, policy_lr=LrSchedule(1e-3, warmup=3))
+    config = replace(CONFIG, lr=1e-3, lr_warmup=3)
     batches = [collect(some_rollouts(5, seed=k)) for k in range(2)]
     through = Learner(tiny(), config)
     through.update(batches[0])

@@ -15,11 +15,10 @@ from accelerate import Accelerator
 from swarm.rl.batch import collect
 from swarm.rl.learner import Learner
 from swarm.rl.ppo import PPOConfig
-from swarm.rl.schedule import LrSchedule
 from tests.rl_cases import some_rollouts, tiny
 
 CONFIG = PPOConfig(
-    LrSchedule(1e-3), LrSchedule(1e-3), warmup_updates=0, minibatches=1, micro_tokens=48, max_grad_norm=1e9
+    lr=1e-3, critic_lr=1e-3, warmup_updates=0, minibatches=1, micro_tokens=48, max_grad_norm=1e9
 )
 
 

@@ -76,8 +76,8 @@ class Learner:
         self.policy = policy.eval().to(self.accelerator.device)
         self.critic = Critic(self.policy).eval().to(self.accelerator.device)
         self.reference = None if reference is None else reference.eval().to(self.accelerator.device)
-        self.policy_stepper = self._stepper(self.policy, config.policy_lr)
-        self.critic_stepper = self._stepper(self.critic, config.critic_lr)
+        self.policy_stepper = self._stepper(self.policy, config.schedule(config.lr))
+        self.critic_stepper = self._stepper(self.critic, config.schedule(config.critic_lr))
         self.updates = 0
         same_everywhere(self.accelerator, (*self.policy.parameters(), *self.critic.parameters()))
 

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from swarm.rl.schedule import LrSchedule
+from swarm.rl.schedule import Decay, LrSchedule
 
 OldLogprobs = Literal["rollout", "recompute"]
 
 
 @dataclass(frozen=True, slots=True)
 class PPOConfig:
-    """`PPOConfig(policy_lr=LrSchedule(2e-4))`. The defaults suit a model of about a million parameters.
+    """`PPOConfig(lr=2e-4)`. The defaults suit a model of about a million parameters.
+
+    `lr` is the policy's. Both rates rise over `lr_warmup` optimizer steps of their own, and, unless `lr_decay`
+    is constant, fall to `lr_floor` of themselves at step `lr_steps`.
 
     `warmup_updates` first updates train the critic alone, `warmup_critic_epochs` passes each;
     after that it makes `critic_epochs` passes an update and the policy `epochs`. A pass is `minibatches`
@@ -26,8 +29,12 @@ class PPOConfig:
     `temperature` is the sampler's. `entropy_coef` and `kl_coef` (k3 to a reference) are off at 0.
     """
 
-    policy_lr: LrSchedule = field(default_factory=lambda: LrSchedule(2e-4))
-    critic_lr: LrSchedule = field(default_factory=lambda: LrSchedule(1e-3))
+    lr: float = 2e-4
+    critic_lr: float = 1e-3
+    lr_warmup: int = 0
+    lr_decay: Decay = "constant"
+    lr_steps: int = 0
+    lr_floor: float = 0.0
     gamma: float = 1.0
     lam_policy: float = 1.0
     lam_critic: float = 1.0
@@ -66,6 +73,12 @@ class PPOConfig:
         _want("value_clip", self.value_clip, self.value_clip is None or self.value_clip > 0, "None or above 0")
         _want("old_logprobs", self.old_logprobs, self.old_logprobs in ("rollout", "recompute"),
               "'rollout' or 'recompute'")  # fmt: skip
+        for peak in (self.lr, self.critic_lr):
+            self.schedule(peak)
+
+    def schedule(self, peak: float) -> LrSchedule:
+        """The schedule of a network whose highest rate is `peak`."""
+        return LrSchedule(peak, self.lr_warmup, self.lr_steps, self.lr_decay, self.lr_floor)
 
 
 def _want(name: str, value: object, right: bool, wanted: str) -> None:
