@@ -1,4 +1,4 @@
-"""The command `swarm-rl`: train, eval, report, tasks, score.
+"""The command `swarm-rl`: train, eval, report, compare, tasks, score.
 
 Whatever a user can get wrong ends as one line on stderr and exit code 2, Ctrl-C as one line and 130;
 a traceback is a bug. Not here: what the commands do (each calls one function), and the fields of
@@ -22,6 +22,7 @@ from rich.markup import escape
 from recipes.ablations import serial_collapse, serial_collapse_parl, spurious, spurious_finish
 from recipes.arguments import UsageError, parser_of, positive, rows_range, systems_list, unknown
 from recipes.cold_start import cold_start, cold_start_sloppy, fit
+from recipes.compare import compare_command
 from recipes.episodes import Episode, EpisodesError, by_rows, summary
 from recipes.evaluate import SYSTEMS, eval_command
 from recipes.overrides import OverrideError, apply, describe
@@ -41,6 +42,7 @@ Train an orchestrator that spawns frozen subagents, and measure it.
   train RECIPE    train, evaluate and report: the whole job, into runs/RECIPE
   eval RUN        evaluate a finished run on tasks and worlds that it never saw
   report RUN      rebuild the report of a run and show its table
+  compare OUT     compare finished runs, several seeds of each recipe
   tasks           count, show and export the tasks of the world
   score           score a response with the WideSearch scorer
 
@@ -103,12 +105,14 @@ def _dispatch(argv: list[str], recipes: Mapping[str, Entry]) -> int:
             return _eval(rest, console)
         case "report":
             return _report(rest, console)
+        case "compare":
+            return compare_command(rest, console)
         case "tasks":
             return tasks_command(rest, console)
         case "score":
             return score_main(rest)
         case _:
-            raise UsageError(unknown("command", command, ("train", "eval", "report", "tasks", "score")))
+            raise UsageError(unknown("command", command, ("train", "eval", "report", "compare", "tasks", "score")))
 
 
 # --- errors ----------------------------------------------------------------------------

@@ -47,7 +47,9 @@ def load(path: Path) -> Run:
     recipe = from_json(Recipe, read_recipe(path))
     done = read_done(path)
     if done is None:
-        raise ReportError(f"{path}: the run is not finished, want one with a done.json (swarm-rl train goes on with it)")
+        raise ReportError(
+            f"{path}: the run is not finished, want one with a done.json (swarm-rl train goes on with it)"
+        )
     if not (path / "episodes.jsonl").is_file():
         raise ReportError(f"{path}: no episodes.jsonl, want the closing evaluation of the run")
     metrics = [row for row in read_metrics(path) if "rollout/item_f1" in row]
@@ -83,8 +85,10 @@ def compare(groups: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
             raise ReportError("group single_agent: nothing to compare it with, want the group swarm too")
         _check_evaluation(groups["swarm"][0], groups["single_agent"][0])
     ablations = {name: ablation(runs) for name, runs in groups.items() if any(name in cure for cure in CURES)}
+    swarm, single = groups.get("swarm", []), groups.get("single_agent", [])
+    differing = _differing(swarm[0], single[0]) if swarm and single else {}
     return {
-        "headline": headline(groups["swarm"], groups.get("single_agent", ())) if "swarm" in groups else None,
+        "headline": {**headline(swarm, single), "differing_fields": differing} if swarm else None,
         "ablations": ablations,
         "cures": [cure(ablations, *c) for c in CURES if c[0] in ablations and c[1] in ablations],
         "groups": {name: _described(name, runs) for name, runs in groups.items()},
@@ -111,6 +115,12 @@ def _check_evaluation(swarm: Run, single: Run) -> None:
     """Both were evaluated on the same tasks of the same world, within the same budgets."""
     a, b = ({k: v for k, v in _fixed(r).items() if k.startswith(("world.", "evaluation."))} for r in (swarm, single))
     _check_same(swarm, single, a, b)
+
+
+def _differing(swarm: Run, single: Run) -> dict[str, Any]:
+    """Fields, other than those that make a single agent, in which the two trainings differ: name → both values."""
+    a, b = _fixed(swarm), _fixed(single)
+    return {k: [a[k], b[k]] for k in a if a[k] != b[k] and k != "spawn" and not k.startswith("parl.")}
 
 
 def _check_same(a: Run, b: Run, fields_a: Mapping[str, Any], fields_b: Mapping[str, Any]) -> None:
@@ -166,7 +176,11 @@ def compare_command(argv: list[str], console: Console) -> int:
     parser = parser_of("compare", "OUT --group NAME=RUN[,RUN...] [--group ...]", words, example)
     parser.add_argument("out", metavar="OUT", type=Path, help="the folder to write into, for example docs")
     parser.add_argument(
-        "--group", action="append", required=True, metavar="NAME=RUN[,RUN...]", help="the runs of one recipe, a seed each"
+        "--group",
+        action="append",
+        required=True,
+        metavar="NAME=RUN[,RUN...]",
+        help="the runs of one recipe, a seed each",
     )
     o = parser.parse_args(argv)
     results = write_results(parse_groups(o.group), o.out)

@@ -21,7 +21,7 @@ CURES = (("serial_collapse", "serial_collapse_parl", "collapsed"), ("spurious", 
 """(failing group, cured group, the failure)."""
 K25_RATIOS = (3.0, 3.0, 3.2, 3.7, 4.5)
 """Time of the single agent over the swarm's at 30 to 70 % item-F1, Kimi K2.5 (arXiv 2602.02276), figure 8."""
-K25_GAIN = 0.063
+WANTED_GAIN = 0.063
 """Item-F1 of the swarm minus the single agent's on wide tables that a run should reach."""
 SMALL = 4
 """Rows up to which a table counts as small."""
@@ -177,10 +177,10 @@ def ratio_of(single: Measured, swarm: Measured) -> Measured:
 def mean_of(measured: Sequence[Measured]) -> Measured:
     """The mean, a bound if any of them is; None if one is not known, or the bounds point to both sides."""
     values = [m.value for m in measured if m.value is not None]
-    bounds = {m.bound for m in measured} - {"exact"}
+    bounds: list[Bound] = sorted({m.bound for m in measured if m.bound != "exact"})
     if not values or len(values) < len(measured) or len(bounds) > 1:
         return Measured(None)
-    return Measured(sum(values) / len(values), next(iter(bounds), "exact"))
+    return Measured(sum(values) / len(values), bounds[0] if bounds else "exact")
 
 
 # --- ablations -------------------------------------------------------------------------
