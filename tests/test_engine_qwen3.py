@@ -92,3 +92,12 @@ def test_a_batch_of_prefills_and_decodes_has_the_logits_of_each_alone():
 def test_query_heads_have_to_be_a_multiple_of_key_heads():
     with pytest.raises(ValueError, match="heads = 3, want a multiple of kv_heads = 2"):
         Shape(layers=1, hidden=8, heads=3, kv_heads=2, head_dim=16, ffn=8, vocab=8, eps=1e-6, theta=1e4)
+
+
+def test_under_bf16_autocast_the_head_stays_in_fp32():
+    model, ids = tiny(), document(0, 20)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = forward(model, [ids])[0]
+    assert got.dtype == torch.float32
+    # Eight bits of significand through two layers, on logits of size 3.
+    torch.testing.assert_close(got, reference(model, ids), atol=0.2, rtol=0)

@@ -1,3 +1,4 @@
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
 """The embedded engine: a dense Qwen3 in this process, batching all requests of all agents continuously.
 
     generate ──▶ queue ──▶ admitted (a chain of cache blocks) ──▶ step, step, ... ──▶ Completion
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +33,7 @@ from swarm.engine import kernels
 from swarm.engine.kv import BlockTree, Chain, Ids
 from swarm.engine.qwen3 import shape_of, weights_of
 from swarm.engine.ragged import Floats, FusedWeights, Stepper, block_bytes, empty_cache, fuse, rows_of
+from swarm.engine.vector import LANES
 from swarm.types import CheckpointRef, Completion, EngineError, Finish, Sampling
 
 _SEED_MASK = 2**64 - 1
@@ -65,7 +67,7 @@ class _Request:
     chunk: int = 0
     cached: int = 0
     queued: float = 0.0
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list[float])
     dropped: bool = False
     error: str = ""
     completion: Completion | None = None
@@ -93,12 +95,14 @@ class EmbeddedEngine:
             if value < 1:
                 raise ValueError(f"embedded engine: {name} = {value}, want at least 1")
         self.shape, self.max_len, self.version = shape_of(model.config), max_len, version
+        if self.shape.head_dim % LANES:
+            raise ValueError(f"embedded engine: head_dim = {self.shape.head_dim}, want a multiple of {LANES}")
         self._chunk, self._threads = chunk, threads
         blocks = cache_bytes // block_bytes(self.shape)
         self._tree = BlockTree(blocks, kernels.BLOCK)
         self._cache = empty_cache(self.shape, blocks)
         self._steppers = [Stepper(self.shape, chunk) for _ in range(threads)]
-        self._pool = ThreadPoolExecutor(max(threads - 1, 1), "engine")
+        self._pool = ThreadPoolExecutor(max(threads - 1, 1), "engine", torch.set_num_threads, (1,))
         self._weights = fuse(weights_of(model), self.shape, max_len)
         self._next: tuple[FusedWeights, int] | None = None
         self._swapped = trio.Event()
@@ -218,7 +222,7 @@ class EmbeddedEngine:
         began = perf_counter()
         batch = self._plan()
         try:
-            sampled = await trio.to_thread.run_sync(self._compute, batch)
+            sampled = await trio.to_thread.run_sync(self._compute, batch, torch.get_num_threads())
         except (EngineError, RuntimeError, MemoryError) as error:
             self._fail(f"engine step failed: {error}")
             return
@@ -244,17 +248,21 @@ class EmbeddedEngine:
         bounds = [0, *(int(c) for c in cuts), len(chosen)]
         return [chosen[a:b] for a, b in pairwise(bounds) if b > a]
 
-    def _compute(self, batch: list[list[_Request]]) -> list[tuple[int, float]]:
-        """In the worker thread: each part of the batch on a core of its own."""
-        threads = torch.get_num_threads()
+    def _compute(self, batch: list[list[_Request]], torch_threads: int) -> list[tuple[int, float]]:
+        """In the worker thread: each part of the batch on a core of its own.
+
+        Products must not spread over more cores. That setting reaches beyond this thread: the
+        caller's, `torch_threads`, is put back.
+        """
         torch.set_num_threads(1)
+        work = partial(_sample_part, self._weights, self._cache)
+        others = [self._pool.submit(work, s, p) for s, p in zip(self._steppers[1:], batch[1:], strict=False)]
         try:
-            work = partial(_sample_part, self._weights, self._cache)
-            others = [self._pool.submit(work, s, p) for s, p in zip(self._steppers[1:], batch[1:], strict=False)]
             mine = work(self._steppers[0], batch[0])
             return [x for part in (mine, *(f.result() for f in others)) for x in part]
         finally:
-            torch.set_num_threads(threads)
+            wait(others)
+            torch.set_num_threads(torch_threads)
 
     def _advance(self, request: _Request, token: int, logprob: float) -> None:
         assert request.chain is not None

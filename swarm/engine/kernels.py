@@ -113,7 +113,8 @@ def attend(q_NHD, kv, table_SB, first_S, position_S, out_NHD):
                 for r in range(max(0, b * BLOCK - p0), rows):
                     seen = min(BLOCK, p0 + r + 1 - b * BLOCK)
                     for h in range(k * group, (k + 1) * group):
-                        attend_block(q_NHD[n0 + r, h], keys, values, seen, out_NHD[n0 + r, h], state[r, h])
+                        q_D, out_D = q_NHD[n0 + r, h], out_NHD[n0 + r, h]
+                        attend_block(q_D, keys, values, seen, out_D, state[r, h])  # pyright: ignore[reportCallIssue]
         for r in range(rows):
             for h in range(heads):
                 inverse = _ONE / state[r, h, 1]

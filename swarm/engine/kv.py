@@ -32,7 +32,7 @@ class Chain:
     node: int
     cached: int
     copy: tuple[int, int, int] | None = None
-    own: set[int] = field(default_factory=set)
+    own: set[int] = field(default_factory=set[int])
 
 
 @dataclass(slots=True)

@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """The training forward of a dense Qwen3, as functions over the weights of a transformers model.
 
     ids ─ embed ─ [ norm ─ qkv ─ qk-norm ─ rope ─ attention ─ + ─ norm ─ SwiGLU ─ + ] x layers ─ norm ─ head
@@ -132,7 +133,8 @@ def _attention(
         y_THD = F.linear(h_TM, weights[f"{layer}self_attn.{name}_proj.weight"]).view(-1, count, shape.head_dim)
         if name != "v":
             gain_D = weights[f"{layer}self_attn.{name}_norm.weight"]
-            y_THD = _rotate(F.rms_norm(y_THD, (shape.head_dim,), gain_D, shape.eps), cos_T1D, sin_T1D)
+            # Under autocast the projection is bf16, and the fused norm wants a gain of the same type.
+            y_THD = _rotate(F.rms_norm(y_THD, (shape.head_dim,), gain_D.to(y_THD.dtype), shape.eps), cos_T1D, sin_T1D)
         heads.append(y_THD)
     out_THD = _causal(heads[0], heads[1], heads[2], lengths)
     return F.linear(out_THD.reshape(len(x_TM), -1), weights[layer + "self_attn.o_proj.weight"])

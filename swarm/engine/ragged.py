@@ -1,3 +1,4 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """The incremental forward of the embedded engine: rows of many sequences, prefill and decode alike.
 
 A step takes, of each sequence, the ids that have no keys and values yet (one id when decoding,
