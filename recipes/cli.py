@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewards.widesearch.cli import score_main
 from rich.console import Console
 from rich.markup import escape
 
@@ -31,6 +30,7 @@ from recipes.report import ReportError, ordered, print_table, summary_table, wri
 from recipes.show_tasks import tasks_command
 from recipes.train import train
 from recipes.wide_search import single_agent, wide_search
+from rewards.widesearch.cli import score_main
 from swarm.folders import CheckpointError
 from swarm.rundir import RunDirError
 

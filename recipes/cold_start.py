@@ -10,6 +10,7 @@ scripted policies (`recipes.demonstrations`): reading in full, spawning in a sma
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,12 +24,12 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from envs.pages import EntityPage
 from envs.tasks import TaskSet
-from envs.world import World, WorldConfig
+from envs.world import World, WorldConfig, build_world
 from recipes.config import SHIPPED, Recipe
-from recipes.demonstrations import DemoMix, examples_of, record
+from recipes.demonstrations import DemoMix, drill, examples_of, record
 from recipes.overrides import to_json
 from recipes.progress import Progress
-from recipes.session import load_checkpoint, load_tokenizer, open_world
+from recipes.session import CACHE, load_checkpoint, load_tokenizer
 from recipes.systems import SYSTEM, Builder
 from recipes.tokenizer import build_tokenizer
 from swarm.chat import HermesChat
@@ -37,10 +38,11 @@ from swarm.rl.rows import Rows
 from swarm.rl.schedule import LrSchedule
 from swarm.rl.sft import SFTConfig, sft_loss, sft_step, sft_stepper
 from swarm.rundir import RunDir
-from swarm.seeds import derive
 
-_HELD_OUT = 100
+_HELD_OUT = 150
 """Traces kept aside to measure the loss on."""
+_DRILLED, _DRILL_TOKENS = 200, 60
+"""Handles that drills use, and about how many tokens one has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +61,32 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class ColdStart:
-    """`steps` optimizer steps of about `step_tokens` tokens. `start`: go on from this checkpoint instead of from nothing."""
+    """`steps` optimizer steps of about `step_tokens` tokens. `start`: go on from this checkpoint, not from nothing.
+
+    `observed`: what a token that the policy did not say counts for, beside 1 for one that it said. `drills`:
+    copying practice in the first `drill_share` of the steps, as a share of `step_tokens`.
+    """
 
     seed: int = 0
     start: Path | None = None
-    steps: int = 1500
-    step_tokens: int = 6000
+    steps: int = 2400
+    step_tokens: int = 2500
+    observed: float = 0.15
+    drills: float = 0.1
+    drill_share: float = 0.4
     model: ModelConfig = field(default_factory=ModelConfig)
     world: WorldConfig = field(default_factory=lambda: WorldConfig(conflicts=0.1, missing=0.05))
     demos: DemoMix = field(default_factory=DemoMix)
-    sft: SFTConfig = field(default_factory=lambda: SFTConfig(LrSchedule(3e-3, 30, 1500, "cosine", 0.03), bf16=True))
+    sft: SFTConfig = field(default_factory=lambda: SFTConfig(LrSchedule(3e-3, 30, 2400, "cosine", 0.03), bf16=True))
     threads: int = 0
 
     def __post_init__(self) -> None:
         for name in ("steps", "step_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"cold start: {name} = {getattr(self, name)}, want 1 or more")
+        for name in ("observed", "drills", "drill_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"cold start: {name} = {getattr(self, name)}, want a share from 0 to 1")
 
 
 def cold_start() -> ColdStart:
@@ -87,6 +99,7 @@ def cold_start_sloppy() -> ColdStart:
     return ColdStart(
         start=SHIPPED,
         steps=200,
+        drills=0.0,
         demos=DemoMix(orchestrated=500, serial=200, single=50, long=0, children=1, junk=0.99, skip=0.5),
         sft=SFTConfig(LrSchedule(5e-4, 10, 200, "linear", 0.05), bf16=True),
     )
@@ -113,17 +126,21 @@ def fit(recipe: ColdStart, out: Path, *, clean: bool = False, console: Console |
 def _fit(recipe: ColdStart, run: RunDir, progress: Progress) -> dict[str, Any]:
     began = perf_counter()
     progress.begin("demonstrations")
-    world, tasks = open_world(recipe.world)
+    world = build_world(recipe.world, CACHE)
+    tasks = TaskSet(world)
     tokenizer, model = _model(recipe, world, tasks)
     builder = Builder(world, HermesChat(tokenizer, terse_tools=True), Recipe())
     demos = trio.run(record, builder, tasks, recipe.demos, recipe.seed)
-    order = torch.randperm(len(demos), generator=torch.Generator().manual_seed(recipe.seed)).tolist()
-    held_out = examples_of([demos[i] for i in order[:_HELD_OUT]])
-    data = examples_of([demos[i] for i in order[_HELD_OUT:]])
+    rng = random.Random(recipe.seed)
+    rng.shuffle(demos)
+    held_out, taught = examples_of(demos[:_HELD_OUT]), demos[_HELD_OUT:]
+    handles = [tokenizer.convert_tokens_to_ids(f"#{k}") for k in range(_DRILLED)]
+    drills = [drill(rng, handles, len(tokenizer)) for _ in range(int(2 * recipe.drills * len(taught)))]
+    data = examples_of([*taught, *drills], recipe.observed)
     stepper = sft_stepper(model, recipe.sft)
     tokens = 0
     progress.begin("fitting")
-    for k, chosen in zip(range(recipe.steps), batches(data.rows, recipe.step_tokens, recipe.seed), strict=False):
+    for k, chosen in zip(range(recipe.steps), batches(data.rows, len(drills), recipe, rng), strict=False):
         m = sft_step(model, stepper, recipe.sft, data, chosen)
         tokens += m.tokens
         progress.advance("fitting")
@@ -134,30 +151,32 @@ def _fit(recipe: ColdStart, run: RunDir, progress: Progress) -> dict[str, Any]:
     return {
         "loss": sft_loss(model, recipe.sft, held_out),
         "tokens": tokens,
-        "traces": len(data.rows),
+        "traces": len(taught),
         "parameters": sum(p.numel() for p in model.parameters()),
         "wall_seconds": perf_counter() - began,
         "seed": recipe.seed,
     }
 
 
-def batches(rows: Rows, tokens: int, seed: int) -> Iterator[torch.Tensor]:
-    """Row indices of one step after another, each of at least `tokens` tokens, over shuffled epochs without end."""
-    generator = torch.Generator().manual_seed(derive(seed, "batches"))
+def batches(rows: Rows, drills: int, recipe: ColdStart, rng: random.Random) -> Iterator[torch.Tensor]:
+    """Row indices of one step after another, over shuffled epochs without end. The last `drills` rows are drills."""
+    generator = torch.Generator().manual_seed(recipe.seed)
+    taught = len(rows) - drills
+    drilled = int(recipe.step_tokens * recipe.drills / _DRILL_TOKENS) if drills else 0
     chosen: list[int] = []
-    size = 0
+    size = step = 0
     while True:
-        for s in torch.randperm(len(rows), generator=generator).tolist():
+        for s in torch.randperm(taught, generator=generator).tolist():
             chosen.append(s)
             size += int(rows.length_S[s])
-            if size >= tokens:
+            if size >= recipe.step_tokens:
+                if step < recipe.drill_share * recipe.steps:
+                    chosen += [taught + rng.randrange(drills) for _ in range(drilled)]
                 yield torch.tensor(chosen)
-                chosen, size = [], 0
+                chosen, size, step = [], 0, step + 1
 
 
-def _model(
-    recipe: ColdStart, world: World, tasks: TaskSet
-) -> tuple[PreTrainedTokenizerFast, Qwen3ForCausalLM]:
+def _model(recipe: ColdStart, world: World, tasks: TaskSet) -> tuple[PreTrainedTokenizerFast, Qwen3ForCausalLM]:
     if recipe.start is not None:
         return load_tokenizer(recipe.start), load_checkpoint(recipe.start)[0]
     tokenizer = build_tokenizer(_texts(world, tasks), recipe.model.vocab)
@@ -172,6 +191,7 @@ def _model(
         intermediate_size=m.ffn,
         max_position_embeddings=m.positions,
         tie_word_embeddings=True,
+        rope_theta=10000.0,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -182,12 +202,9 @@ def _model(
 
 def _texts(world: World, tasks: TaskSet) -> Iterator[str]:
     """What the model will read: titles, fields, questions, and the words that every prompt has."""
-    for page in world.pages.values():
-        yield page.title
-        if isinstance(page, EntityPage):
-            yield from (f"{f.name}: {f.value}" for f in page.fields)
-    for task in tasks.draw("train", 300, 0):
-        yield from [task.query] * 3
-    yield from [f"{SYSTEM}\ntools: search access create_subagent assign_task", "Fill rows.", "created"] * 300
-
-
+    yield from (page.title for page in world.pages.values())
+    entities = (page for page in world.pages.values() if isinstance(page, EntityPage))
+    yield from (f"{f.name}: {f.value}" for page in entities for f in page.fields)
+    yield from [task.query for task in tasks.draw("train", 300, 0)] * 3
+    tools = "search access"
+    yield from [f"{SYSTEM}\ntools: {tools} create_subagent assign_task", f"Fill rows.\ntools: {tools}", "created"] * 300

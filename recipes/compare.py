@@ -22,7 +22,7 @@ from recipes.arguments import UsageError, parser_of, unknown
 from recipes.compare_numbers import CURES, Run, ablation, cure, headline
 from recipes.config import Recipe
 from recipes.episodes import read
-from recipes.overrides import from_json, to_json
+from recipes.overrides import to_json
 from recipes.report import ReportError, _replace
 from recipes.wide_search import single_agent, wide_search
 from swarm.rundir import read_done, read_metrics, read_recipe
@@ -36,15 +36,19 @@ GROUPS: Mapping[str, Callable[[], Recipe]] = {
     "spurious_finish": spurious_finish,
 }
 """Group → the recipe that its runs were made with."""
+_NEEDED = ("seed", "spawn", "iterations", "episodes", "tasks", "parl", "evaluation")
 _MACHINE = frozenset({"seed", "threads", "at_once", "wandb", "checkpoint_every", "start", "subagent"})
 """Fields that may differ between the seeds of a group; the two checkpoints are compared by their sha256 instead."""
 
 
 def load(path: Path) -> Run:
-    """Reads a run. Raises ReportError where it is unfinished, RunDirError, EpisodesError or OverrideError
-    where it is none or does not read.
+    """Reads a run, of this version's recipe or of another's. Raises ReportError where it is unfinished or not
+    a training run, RunDirError or EpisodesError where it is none or does not read.
     """
-    recipe = from_json(Recipe, read_recipe(path))
+    recipe = read_recipe(path)
+    missing = [name for name in _NEEDED if name not in recipe]
+    if missing:
+        raise ReportError(f"{path}: recipe.json has no {missing[0]}, want that of a training run")
     done = read_done(path)
     if done is None:
         raise ReportError(
@@ -77,7 +81,7 @@ def compare(groups: Mapping[str, Sequence[Run]]) -> dict[str, Any]:
 
     Raises ReportError where runs cannot be compared: the message names the runs and the field.
     """
-    groups = {name: sorted(runs, key=lambda r: r.recipe.seed) for name, runs in groups.items()}
+    groups = {name: sorted(runs, key=lambda r: r.recipe["seed"]) for name, runs in groups.items()}
     for name, runs in groups.items():
         _check_group(name, runs)
     if "single_agent" in groups:
@@ -103,11 +107,12 @@ def _check_group(name: str, runs: Sequence[Run]) -> None:
         raise ReportError(f"group {name}: no runs, want one or more")
     seen: dict[int, Run] = {}
     for run in runs:
-        if run.recipe.seed in seen:
-            raise ReportError(f"{seen[run.recipe.seed].path} and {run.path} both have the seed {run.recipe.seed}")
-        seen[run.recipe.seed] = run
-        if run.recipe.spawn != GROUPS[name]().spawn:
-            raise ReportError(f"{run.path}: spawn is {run.recipe.spawn}, want a run of {GROUPS[name].__name__}")
+        seed = run.recipe["seed"]
+        if seed in seen:
+            raise ReportError(f"{seen[seed].path} and {run.path} both have the seed {seed}")
+        seen[seed] = run
+        if run.recipe["spawn"] != GROUPS[name]().spawn:
+            raise ReportError(f"{run.path}: spawn is {run.recipe['spawn']}, want a run of {GROUPS[name].__name__}")
         _check_same(runs[0], run, _fixed(runs[0]), _fixed(run))
 
 
@@ -120,18 +125,19 @@ def _check_evaluation(swarm: Run, single: Run) -> None:
 def _differing(swarm: Run, single: Run) -> dict[str, Any]:
     """Fields, other than those that make a single agent, in which the two trainings differ: name → both values."""
     a, b = _fixed(swarm), _fixed(single)
-    return {k: [a[k], b[k]] for k in a if a[k] != b[k] and k != "spawn" and not k.startswith("parl.")}
+    return {k: [a[k], b.get(k)] for k in a if a[k] != b.get(k) and k != "spawn" and not k.startswith("parl.")}
 
 
 def _check_same(a: Run, b: Run, fields_a: Mapping[str, Any], fields_b: Mapping[str, Any]) -> None:
     for key, value in fields_a.items():
-        if fields_b[key] != value:
-            raise ReportError(f"{a.path} and {b.path} cannot be compared: {key} is {value} and {fields_b[key]}")
+        other = fields_b.get(key)
+        if other != value:
+            raise ReportError(f"{a.path} and {b.path} cannot be compared: {key} is {value} and {other}")
 
 
 def _fixed(run: Run) -> dict[str, Any]:
     """What the seeds of one group have in common, by dotted name."""
-    fields = {k: v for k, v in flat(to_json(run.recipe)).items() if k not in _MACHINE}
+    fields = {k: v for k, v in flat(run.recipe).items() if k not in _MACHINE}
     frozen = run.summary.get("frozen_sha256", {}).get("before")
     return {**fields, "start_sha256": run.summary.get("start_sha256"), "frozen_sha256.before": frozen}
 
@@ -145,15 +151,19 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _described(name: str, runs: Sequence[Run]) -> dict[str, Any]:
-    """What the page says about how a group was made; `overrides` are its fields that are not the recipe's own."""
+    """What the page says about how a group was made.
+
+    `overrides`: fields that were set to other values than the recipe's own; `foreign`: fields that it has not.
+    """
     own = flat(to_json(GROUPS[name]()))
-    changed = {k: v for k, v in flat(to_json(runs[0].recipe)).items() if k not in _MACHINE and v != own[k]}
+    mine = {k: v for k, v in flat(runs[0].recipe).items() if k not in _MACHINE}
     frozen = [run.summary.get("frozen_sha256", {}) for run in runs]
-    recipe = {k: v for k, v in to_json(runs[0].recipe).items() if k not in _MACHINE}
+    recipe = {k: v for k, v in runs[0].recipe.items() if k not in _MACHINE}
     return {
         "recipe": GROUPS[name].__name__,
-        "seeds": [run.recipe.seed for run in runs],
-        "overrides": changed,
+        "seeds": [run.recipe["seed"] for run in runs],
+        "overrides": {k: v for k, v in mine.items() if k in own and v != own[k]},
+        "foreign": [k for k in mine if k not in own],
         "fields": recipe,
         "wall_seconds": [run.summary.get("wall_seconds") for run in runs],
         "lambda_final": [run.summary.get("lambda_final") for run in runs],

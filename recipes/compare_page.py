@@ -239,6 +239,9 @@ def _commands_section(results: Mapping[str, Any]) -> Iterator[str]:
         ]
         compare.append(f"  --group {name}={','.join(folders)}")
     yield "\n".join(["```", *lines, " \\\n".join(compare), "```"])
+    for name, g in results["groups"].items():
+        if g["foreign"]:
+            yield f"{group_words(name)} had settings that its recipe no longer has: {', '.join(g['foreign'])}."
 
 
 def _value(value: Any) -> str:

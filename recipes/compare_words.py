@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from recipes import plots
-from recipes.compare_numbers import SMALL, WANTED_GAIN
+from recipes.compare_numbers import ROUNDING, SMALL, WANTED_GAIN
 from recipes.report import WIDE
 
 GROUP_NAMES: Mapping[str, str] = {
@@ -124,13 +124,13 @@ def _headline_short(headline: Mapping[str, Any]) -> Iterator[str]:
         if not row["met"]:
             yield _ratio_short(row)
     wide, small = headline["gain"][opponent]["wide"], headline["gain"][opponent]["small"]
-    if wide["mean"] is None or wide["mean"] < WANTED_GAIN:
+    if wide["mean"] is None or wide["mean"] < WANTED_GAIN - ROUNDING:
         known = "not measured" if wide["mean"] is None else gain_words(wide)
         yield f"The gain on {SIZE_WORDS['wide']} is {known}, wanted {100 * WANTED_GAIN:+.1f} or more."
     if small["mean"] is None:
         yield f"No {SIZE_WORDS['small']} were evaluated."
-    elif small["mean"] < 0:
-        noise = ", within the noise of the tasks" if small["ci"][1] >= 0 else ""
+    elif small["mean"] < -ROUNDING:
+        noise = ", within the noise of the tasks" if small["ci"][1] >= -ROUNDING else ""
         yield f"On {SIZE_WORDS['small']} the swarm loses item-F1: {gain_words(small)}{noise}."
 
 

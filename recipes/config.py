@@ -90,7 +90,7 @@ class Recipe:
     spawn: bool = True
     start: Path = SHIPPED
     subagent: Path = SHIPPED
-    world: WorldConfig = field(default_factory=WorldConfig)
+    world: WorldConfig = field(default_factory=lambda: WorldConfig(conflicts=0.1, missing=0.05))
     tasks: TaskMix = field(default_factory=TaskMix)
     main: Limits = field(default_factory=lambda: Limits(turn_tokens=256, context=8192, steps=40))
     child: Limits = field(default_factory=lambda: Limits(turn_tokens=96, context=2048, steps=32, temperature=0.5))

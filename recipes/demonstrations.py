@@ -22,14 +22,16 @@ from orchestrator.scripted import Style, orchestrate
 from recipes.systems import Builder
 from subagents.scripted import read_table
 from swarm.gather import Job, gather
+from swarm.loop import Harness
 from swarm.rl.rows import rows_of
 from swarm.rl.sft import Examples
 from swarm.seeds import derive
 from swarm.transcript import Policy
-from swarm.types import Budget, Rollout, Segment, Task, Trace
+from swarm.types import Budget, Rollout, Segment, Span, Task, Trace
 
 CONTEXT = 1 << 20
 """Tokens: demonstrations are bounded by their budget of steps, never cut."""
+DRILL = "drill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,8 @@ async def record(builder: Builder, tasks: TaskSet, mix: DemoMix, seed: int) -> l
     for task in drawn[: mix.orchestrated]:
         harness = builder.swarm(builder.scripted(_styled(mix, rng)), reader)
         jobs.append(_job(harness, task, mix.budget, rng))
-    for task in drawn[mix.orchestrated : mix.orchestrated + mix.serial]:
-        jobs.append(_job(builder.swarm(reader, reader), task, mix.budget, rng))
+    serial = drawn[mix.orchestrated : mix.orchestrated + mix.serial]
+    jobs += [_job(builder.swarm(reader, reader), t, mix.budget, rng) for t in serial]
     jobs += [_job(builder.single(reader), t, mix.budget, rng) for t in drawn[mix.orchestrated + mix.serial :]]
     jobs += [_job(builder.single(reader), t, mix.long_budget, rng) for t in wide]
     rollouts = await gather(jobs)
@@ -90,11 +92,27 @@ async def record(builder: Builder, tasks: TaskSet, mix: DemoMix, seed: int) -> l
     return [demo for r in rollouts for demo in _demos(r, weight, mix.children, rng)]
 
 
-def examples_of(demos: Sequence[Demo]) -> Examples:
-    """One row a segment; every sampled token counts 1, but for the one that decides to spawn."""
+def examples_of(demos: Sequence[Demo], observed: float = 0.0) -> Examples:
+    """One row a segment; every sampled token counts 1, but for the one that decides to spawn.
+
+    `observed` above 0: every other token is predicted too, and counts that much.
+    """
     segments = [s for d in demos for s in d.trace.segments]
-    weights = [w for d in demos for s in d.trace.segments for w in _weights(s, d.first)]
-    return Examples(rows_of(segments), torch.tensor(weights, dtype=torch.float32))
+    weights = [w for d in demos for s in d.trace.segments for w in _weights(s, d, observed)]
+    rows = [_all_sampled(s) for s in segments] if observed else segments
+    return Examples(rows_of(rows), torch.tensor(weights, dtype=torch.float32))
+
+
+def drill(rng: random.Random, handles: Sequence[int], vocabulary: int) -> Demo:
+    """Random tokens, mostly handles, and pieces of them again: practice in looking back and copying."""
+    n = rng.randint(8, 40)
+    ids = rng.sample(handles, n) if rng.random() < 0.7 else [rng.randrange(vocabulary) for _ in range(n)]
+    spans = [Span("prompt", tuple(ids))]
+    for _ in range(rng.randint(1, 3)):
+        again = ids[rng.randrange(n - 4) :]
+        spans.append(Span("prompt", tuple(again[:2])))
+        spans.append(Span("sampled", tuple(again[2:]), (0.0,) * (len(again) - 2)))
+    return Demo(Trace(DRILL, (Segment(tuple(spans)),), "answered"))
 
 
 def _styled(mix: DemoMix, rng: random.Random) -> Policy:
@@ -105,7 +123,7 @@ def _styled(mix: DemoMix, rng: random.Random) -> Policy:
     return orchestrate(style, seed=rng.randrange(2**31))
 
 
-def _job(harness, task: Task, budget: tuple[int, int], rng: random.Random) -> Job:
+def _job(harness: Harness, task: Task, budget: tuple[int, int], rng: random.Random) -> Job:
     steps = round(math.exp(rng.uniform(math.log(budget[0]), math.log(budget[1]))))
     harness = replace(harness, budget=replace(harness.budget, tokens=CONTEXT))
     return Job(harness, task, rng.randrange(2**31), Budget(steps, CONTEXT))
@@ -123,10 +141,19 @@ def _demos(rollout: Rollout, weight: float, children: int, rng: random.Random) -
         yield Demo(child.trace)
 
 
-def _weights(segment: Segment, first: float) -> Iterator[float]:
+def _weights(segment: Segment, demo: Demo, observed: float) -> Iterator[float]:
     """The spawning turn is the second: after the search, before anything else."""
-    turn = -1
+    turn, skip = -1, True
     for span in segment.spans:
         if span.kind == "sampled":
             turn += 1
-            yield from (first if turn == 1 and k == 0 else 1.0 for k in range(len(span.ids)))
+            yield from (demo.first if turn == 1 and k == 0 else 1.0 for k in range(len(span.ids)))
+        elif observed:
+            yield from [0.0 if demo.trace.agent == DRILL else observed] * (len(span.ids) - skip)
+        skip = False
+
+
+def _all_sampled(segment: Segment) -> Segment:
+    """The same row with every token but the first as one to predict."""
+    ids = segment.ids
+    return Segment((Span("prompt", (ids[0],)), Span("sampled", tuple(ids[1:]), (0.0,) * (len(ids) - 1))))

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from rewards.table import table_scores
 
 from recipes import episodes
 from recipes.config import Recipe
@@ -27,6 +26,7 @@ from recipes.episodes import Episode
 from recipes.overrides import from_json
 from recipes.session import Session, load_checkpoint, load_tokenizer, roll_out, session
 from rewards.parl import spawning
+from rewards.table import table_scores
 from swarm.folders import CheckpointError
 from swarm.loop import Harness
 from swarm.seeds import derive

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rewards.table import table_scores
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from envs.accept import accepted
@@ -17,6 +16,7 @@ from envs.tasks import TaskSet
 from envs.world import World, WorldConfig, build_world
 from recipes.config import Recipe
 from recipes.systems import Builder
+from rewards.table import table_scores
 from swarm.chat import HermesChat
 from swarm.checkpoint import load_model, ref_of
 from swarm.engine.embedded import EmbeddedEngine

@@ -21,7 +21,6 @@ from time import perf_counter
 from typing import Any
 
 import trio
-from rewards.table import table_scores
 from rich.console import Console
 
 from recipes.config import Recipe
@@ -32,6 +31,7 @@ from recipes.report import print_table, write_report
 from recipes.session import Session, load_checkpoint, load_tokenizer, roll_out, session
 from recipes.track import Tracker
 from rewards.parl import Spawning, parl, spawning
+from rewards.table import table_scores
 from swarm.checkpoint import save, weights_sha256
 from swarm.records import write as write_records
 from swarm.rl.batch import collect

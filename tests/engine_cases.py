@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import torch
+import trio
 from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from swarm.engine.embedded import EmbeddedEngine
 
 VOCAB = 40
 
@@ -30,3 +33,13 @@ def tiny(seed: int = 0, *, tied: bool = True, heads: int = 4, head_dim: int = 16
             if "norm" in name:
                 p.uniform_(0.5, 1.5)
     return model
+
+
+def compile_kernels() -> None:
+    """Entering an engine compiles, which takes seconds on a fresh machine: for a fixture, so that no test pays."""
+
+    async def enter() -> None:
+        async with EmbeddedEngine(tiny()):
+            pass
+
+    trio.run(enter)

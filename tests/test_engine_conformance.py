@@ -18,7 +18,12 @@ from swarm.checkpoint import save
 from swarm.engine.embedded import EmbeddedEngine
 from swarm.engine.scripted import ScriptedEngine
 from swarm.types import Completion, Engine, EngineError, Sampling
-from tests.engine_cases import VOCAB, tiny
+from tests.engine_cases import VOCAB, compile_kernels, tiny
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled() -> None:
+    compile_kernels()
 
 
 def broken() -> Qwen3ForCausalLM:

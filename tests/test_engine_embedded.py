@@ -11,9 +11,14 @@ from transformers import Qwen3ForCausalLM
 from swarm.engine.embedded import EmbeddedEngine
 from swarm.engine.qwen3 import hidden, logits, shape_of, weights_of
 from swarm.types import Completion, EngineError, Sampling
-from tests.engine_cases import tiny
+from tests.engine_cases import compile_kernels, tiny
 
 SMALL = 1 << 20
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled() -> None:
+    compile_kernels()
 
 
 def training_logprobs(model: Qwen3ForCausalLM, ids: list[int], temperature: float) -> list[float]:

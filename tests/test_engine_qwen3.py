@@ -9,7 +9,12 @@ from transformers import Qwen3ForCausalLM
 
 from swarm.engine.qwen3 import Shape, hidden, logits, shape_of, weights_of
 from swarm.engine.ragged import Stepper, empty_cache, fuse, rows_of
-from tests.engine_cases import VOCAB, tiny
+from tests.engine_cases import VOCAB, compile_kernels, tiny
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled() -> None:
+    compile_kernels()
 
 
 def forward(model: Qwen3ForCausalLM, documents: list[list[int]]) -> list[torch.Tensor]:

@@ -106,8 +106,15 @@ def test_a_value_is_zero_at_first_and_does_not_see_its_own_token() -> None:
     assert Critic(tiny()).values(micro_a).tolist() == [0.0, 0.0, 0.0]
 
 
+def test_a_critic_may_be_shallower_than_the_policy_which_keeps_its_layers():
+    policy = tiny()
+    critic = Critic(policy, layers=1)
+    assert len(critic.trunk.model.layers) == critic.trunk.config.num_hidden_layers == 1
+    assert len(policy.model.layers) == policy.config.num_hidden_layers > 1
+
+
 def test_the_first_updates_train_the_critic_alone() -> None:
-    learner = Learner(tiny(), replace(CONFIG, warmup_updates=1))
+    learner = Learner(tiny(), replace(CONFIG, warmup_updates=1, warmup_critic_epochs=3))
     before = weights(learner)
     metrics = learner.update(collect(some_rollouts(4)))
     after = weights(learner)

@@ -1,4 +1,4 @@
-"""The critic: a network of its own that starts as a copy of the policy, with a scalar head.
+"""The critic: a network of its own that starts as a copy of the policy, or of its first layers, with a scalar head.
 
 The value of an action is read where its log-probability is: at the position before it, so that
 a token never sees its own value change. Not here: targets and losses.
@@ -16,12 +16,18 @@ from swarm.rl.rows import MicroBatch
 
 
 class Critic(nn.Module):
-    """V(context). The head starts at zero, so that V is 0 everywhere before the first step."""
+    """V(context). The head starts at zero, so that V is 0 everywhere before the first step.
 
-    def __init__(self, policy: Qwen3ForCausalLM) -> None:
+    `layers`: how many of the policy's it takes over, all if None.
+    """
+
+    def __init__(self, policy: Qwen3ForCausalLM, layers: int | None = None) -> None:
         super().__init__()
         self.trunk = deepcopy(policy)
         self.trunk.zero_grad()
+        if layers is not None:
+            self.trunk.model.layers = self.trunk.model.layers[:layers]
+            self.trunk.config.num_hidden_layers = len(self.trunk.model.layers)
         self.head = nn.Linear(policy.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

@@ -74,7 +74,7 @@ class Learner:
         self.config = config
         self.accelerator = accelerator or alone()
         self.policy = policy.eval().to(self.accelerator.device)
-        self.critic = Critic(self.policy).eval().to(self.accelerator.device)
+        self.critic = Critic(self.policy, config.critic_layers).eval().to(self.accelerator.device)
         self.reference = None if reference is None else reference.eval().to(self.accelerator.device)
         self.policy_stepper = self._stepper(self.policy, config.schedule(config.lr))
         self.critic_stepper = self._stepper(self.critic, config.schedule(config.critic_lr))

@@ -26,6 +26,7 @@ class PPOConfig:
     after that it makes `critic_epochs` passes an update and the policy `epochs`. A pass is `minibatches`
     optimizer steps, split by rollout. `micro_tokens` bounds the padded tokens in one forward.
     `old_logprobs`: π_old is what the sampler said, or is computed again before the first step.
+    `critic_layers`: how many of the policy's layers the critic takes over, all if None.
     `temperature` is the sampler's. `entropy_coef` and `kl_coef` (k3 to a reference) are off at 0.
     """
 
@@ -48,9 +49,10 @@ class PPOConfig:
     old_logprobs: OldLogprobs = "rollout"
     epochs: int = 1
     minibatches: int = 4
+    critic_layers: int | None = 2
     critic_epochs: int = 1
     warmup_updates: int = 2
-    warmup_critic_epochs: int = 3
+    warmup_critic_epochs: int = 2
     micro_tokens: int = 4096
     max_grad_norm: float = 1.0
     weight_decay: float = 0.0
@@ -62,6 +64,8 @@ class PPOConfig:
             _want(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0 to 1")
         for name in ("epochs", "minibatches", "critic_epochs", "warmup_critic_epochs", "micro_tokens"):
             _want(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        _want("critic_layers", self.critic_layers, self.critic_layers is None or self.critic_layers >= 1,
+              "None or at least 1")  # fmt: skip
         for name in ("entropy_coef", "kl_coef", "weight_decay", "warmup_updates"):
             _want(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "a finite number of at least 0")
         for name in ("temperature", "max_grad_norm"):
