@@ -239,9 +239,8 @@ def _commands_section(results: Mapping[str, Any]) -> Iterator[str]:
         ]
         compare.append(f"  --group {name}={','.join(folders)}")
     yield "\n".join(["```", *lines, " \\\n".join(compare), "```"])
-    for name, g in results["groups"].items():
-        if g["foreign"]:
-            yield f"{group_words(name)} had settings that its recipe no longer has: {', '.join(g['foreign'])}."
+    foreign = dict.fromkeys(f"`{field}`" for g in results["groups"].values() for field in g["foreign"])
+    yield f"The runs had settings that the recipes no longer have: {', '.join(foreign)}." if foreign else ""
 
 
 def _value(value: Any) -> str:

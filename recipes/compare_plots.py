@@ -107,7 +107,7 @@ def _ablations(curves: Curves) -> Figure | None:
     figure, axes = _figure(len(rows), 3, 14.0, 3.9 * len(rows))
     panels = [(what, groups, key) for what, groups, keys in rows for key in keys]
     for axis, (what, groups, key) in zip(axes, panels, strict=True):
-        _panel(axis, curves, groups, key, f"{what}: {_PANELS[key][0].lower()}")
+        _panel(axis, curves, groups, key, f"{what}: {_PANELS[key][0][0].lower()}{_PANELS[key][0][1:]}")
     return figure
 
 
