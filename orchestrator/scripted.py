@@ -41,8 +41,9 @@ def orchestrate(style: Style, seed: int = 0) -> Policy:
 
     def policy(transcript: Transcript) -> Turn:
         exchanges = transcript.exchanges
-        if not exchanges:
-            return Turn("", (ToolCall("search", {"query": "#0"}),)) if not transcript.last else Turn("#rows")
+        found = any(_HIT.search(r) for e in exchanges for r in e.results)
+        if not found and not transcript.last:
+            return Turn("", (ToolCall("search", {"query": "#0"}),))
         handles = [h for e in exchanges for r in e.results for h in _HANDLE.findall(r)]
         assigned = any(c.name == "assign_task" for e in exchanges for c in e.calls)
         if assigned or transcript.last:

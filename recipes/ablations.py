@@ -37,14 +37,14 @@ def serial_collapse() -> Recipe:
 
 def serial_collapse_parl() -> Recipe:
     """PARL, annealed to 0 at two thirds of the run."""
-    return replace(_base(), parl=ParlConfig(lambda_parallel=0.3, lambda_finish=0.3, anneal_steps=80))
+    return replace(_base(), parl=ParlConfig(lambda_parallel=0.3, lambda_finish=0.3, anneal_steps=60))
 
 
 def spurious() -> Recipe:
     """Width is paid for ever, finishing never."""
-    return replace(_base(), parl=ParlConfig(lambda_parallel=0.5, lambda_finish=0.0, anneal=False))
+    return replace(_base(), parl=ParlConfig(lambda_parallel=0.5, lambda_finish=0.0, anneal=False, reference_width=8))
 
 
 def spurious_finish() -> Recipe:
     """Width and finishing are paid for ever."""
-    return replace(_base(), parl=ParlConfig(lambda_parallel=0.5, lambda_finish=0.5, anneal=False))
+    return replace(_base(), parl=ParlConfig(lambda_parallel=0.5, lambda_finish=0.5, anneal=False, reference_width=8))

@@ -20,7 +20,7 @@ from rich.markup import escape
 
 from recipes.ablations import serial_collapse, serial_collapse_parl, spurious, spurious_finish
 from recipes.arguments import UsageError, parser_of, positive, rows_range, systems_list, unknown
-from recipes.cold_start import cold_start, cold_start_sloppy, fit
+from recipes.cold_start import cold_start, cold_start_polish, cold_start_sloppy, fit
 from recipes.compare import compare_command
 from recipes.episodes import Episode, EpisodesError, by_rows, summary
 from recipes.evaluate import SYSTEMS, eval_command
@@ -70,6 +70,7 @@ RECIPES: Mapping[str, Entry] = {
     "wide_search": Entry(wide_search, train),
     "single_agent": Entry(single_agent, train),
     "cold_start": Entry(cold_start, fit),
+    "cold_start_polish": Entry(cold_start_polish, fit),
     "cold_start_sloppy": Entry(cold_start_sloppy, fit),
     "serial_collapse": Entry(serial_collapse, train),
     "serial_collapse_parl": Entry(serial_collapse_parl, train),

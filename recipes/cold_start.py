@@ -84,6 +84,8 @@ class ColdStart:
         for name in ("steps", "step_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"cold start: {name} = {getattr(self, name)}, want 1 or more")
+        if self.demos.episodes <= _HELD_OUT:
+            raise ValueError(f"cold start: {self.demos.episodes} demonstrations, want more than {_HELD_OUT}")
         for name in ("observed", "drills", "drill_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"cold start: {name} = {getattr(self, name)}, want a share from 0 to 1")
@@ -92,6 +94,20 @@ class ColdStart:
 def cold_start() -> ColdStart:
     """From nothing to a model that reads well, and spawns now and then."""
     return ColdStart()
+
+
+def cold_start_polish() -> ColdStart:
+    """From the cold start to the model that ships: more of the same, with wasteful assignments and tool failures."""
+    return ColdStart(
+        seed=1,
+        start=Path("runs/cold_start/policy"),
+        steps=700,
+        observed=0.05,
+        drills=0.0,
+        world=WorldConfig(conflicts=0.1, missing=0.05, tool_failures=0.02),
+        demos=DemoMix(orchestrated=900, serial=250, single=350, long=20, junk=0.3),
+        sft=SFTConfig(LrSchedule(1e-3, 20, 700, "cosine", 0.03), bf16=True),
+    )
 
 
 def cold_start_sloppy() -> ColdStart:

@@ -93,7 +93,7 @@ class Recipe:
     world: WorldConfig = field(default_factory=lambda: WorldConfig(conflicts=0.1, missing=0.05))
     tasks: TaskMix = field(default_factory=TaskMix)
     main: Limits = field(default_factory=lambda: Limits(turn_tokens=256, context=8192, steps=40))
-    child: Limits = field(default_factory=lambda: Limits(turn_tokens=96, context=2048, steps=32, temperature=0.5))
+    child: Limits = field(default_factory=lambda: Limits(turn_tokens=96, context=2048, steps=32, temperature=0.3))
     spawning: SpawnLimits = field(default_factory=SpawnLimits)
     parl: ParlConfig = field(default_factory=ParlConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)

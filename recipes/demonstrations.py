@@ -63,6 +63,10 @@ class DemoMix:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"demos: {name} = {getattr(self, name)}, want 0 to below 1")
 
+    @property
+    def episodes(self) -> int:
+        return self.orchestrated + self.serial + self.single + self.long
+
 
 @dataclass(frozen=True, slots=True)
 class Demo:

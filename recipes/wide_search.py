@@ -9,10 +9,14 @@ from rewards.parl import ParlConfig
 
 
 def wide_search() -> Recipe:
-    """An orchestrator that learns to split wide tables over frozen subagents: PARL, λ annealed to 0."""
-    return Recipe()
+    """An orchestrator that learns to split wide tables over frozen subagents: PARL, λ annealed to 0.
+
+    A small price on every step of every agent keeps it from spawning what nobody needs once λ is 0.
+    """
+    return replace(Recipe(), parl=ParlConfig(lambda_parallel=0.3, lambda_finish=0.3, anneal_steps=80, cost_total=0.001))
 
 
 def single_agent() -> Recipe:
     """The same PPO on the same tasks, for as many episodes, without subagents."""
-    return replace(Recipe(), spawn=False, parl=ParlConfig(lambda_parallel=0.0, lambda_finish=0.0))
+    main = wide_search()
+    return replace(main, spawn=False, parl=replace(main.parl, lambda_parallel=0.0, lambda_finish=0.0))

@@ -23,21 +23,21 @@ REFUSED_SPAWNS = ("unknown_agent", "duplicate_assignment", "empty_assignment", "
 class ParlConfig:
     """Weights of the reward. λ1 and λ2 fall linearly from their start to 0 over `anneal_steps` optimizer steps.
 
-    `anneal=False` holds them (an ablation). `reference_width`: the concurrency that r_parallel pays
-    in full. Costs are per step and off by default.
+    `anneal=False` holds them (an ablation). `reference_width`: the concurrency that r_parallel pays in
+    full; None is the task's own, as many as its list has pages. Costs are per step and off by default.
     """
 
     lambda_parallel: float = 0.3
     lambda_finish: float = 0.3
     anneal: bool = True
     anneal_steps: int = 60
-    reference_width: int = 8
+    reference_width: int | None = None
     cost_critical: float = 0.0
     cost_total: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.reference_width < 1:
-            raise ValueError(f"parl: reference_width = {self.reference_width}, want 1 or more")
+        if self.reference_width is not None and self.reference_width < 1:
+            raise ValueError(f"parl: reference_width = {self.reference_width}, want 1 or more, or None")
         if self.anneal_steps < 1:
             raise ValueError(f"parl: anneal_steps = {self.anneal_steps}, want 1 or more")
         for name in ("lambda_parallel", "lambda_finish", "cost_critical", "cost_total"):
@@ -94,8 +94,16 @@ def _key(row: tuple[str, ...], task: Task) -> tuple[str, ...]:
     return tuple(" ".join(c.split()).casefold() for c in row[: task.keys])
 
 
+def parallelism(width: int, reference: int) -> float:
+    """r_parallel = (width − 1) / (reference − 1), from 0 to 1: one subagent at a time is not parallel.
+
+    0 where the reference is 1: such a task has nothing to run side by side.
+    """
+    return min(1.0, max(0, width - 1) / (reference - 1)) if reference > 1 else 0.0
+
+
 def parl(rollout: Rollout, scores: Mapping[str, float], config: ParlConfig, optimizer_step: int) -> Rollout:
-    """The rollout with its reward. r_parallel = min(1, width / reference), r_finish = useful / assigned.
+    """The rollout with its reward: r_finish = useful / assigned, r_parallel as `parallelism` has it.
 
     A failed rollout gets none: an infrastructure error is never a reward.
     """
@@ -105,7 +113,7 @@ def parl(rollout: Rollout, scores: Mapping[str, float], config: ParlConfig, opti
     spawned = spawning(rollout)
     parts = {
         "perf": scores["item_f1"],
-        "parallel": min(1.0, spawned.width / config.reference_width),
+        "parallel": parallelism(spawned.width, config.reference_width or int(rollout.task.meta["pages"])),
         "finish": spawned.finish_rate,
         "critical_steps": float(rollout.ledger.critical_steps),
         "total_steps": float(rollout.total_steps),

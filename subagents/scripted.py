@@ -122,6 +122,8 @@ def read_table(transcript: Transcript) -> Turn:
     if not target and not notes.hits and not notes.page:
         return _call("search", query="#0") if not transcript.last else Turn("#rows")
     written, pending = _progress(transcript, notes, wanted)
+    if _beyond_the_list(transcript):
+        return Turn(_joined(written, "#rows"))
     if transcript.last:
         return Turn(_joined(written, row(notes, pending, wanted)[0] if pending in notes.fields else "", "#rows"))
     if pending:
@@ -133,6 +135,12 @@ def read_table(transcript: Transcript) -> Turn:
     if notes.page < min(end, notes.pages):
         return _call("access", written, url=f"#{notes.list_doc}", page=notes.page + 1)
     return Turn(_joined(written, "#rows"))
+
+
+def _beyond_the_list(transcript: Transcript) -> bool:
+    """Whether the page just asked for does not exist: there is nothing more to read."""
+    results = transcript.exchanges[-1].results if transcript.exchanges else ()
+    return any(r.startswith(("page ", "no such page")) for r in results)
 
 
 def keys_only(transcript: Transcript) -> Turn:

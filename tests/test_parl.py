@@ -1,8 +1,10 @@
 """The PARL reward on rollouts whose numbers are worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
-from rewards.parl import ParlConfig, parl, spawning
+from rewards.parl import ParlConfig, parallelism, parl, spawning
 from swarm.types import Ledger, Rollout, Stage, Status, Table, Task, Trace
 
 TASK = Task("t", "q", "s", "airport", ("airport", "elevation"), (("A", "1"), ("B", "2"), ("C", "3")))
@@ -44,8 +46,21 @@ def test_the_reward_is_the_weighted_sum_of_its_parts():
     rollout = root(Stage(1, (2, 2)), children=(child((("A", "1"),)), child()))
     reward = parl(rollout, {"item_f1": 0.5}, config, optimizer_step=5).reward
     assert reward is not None
-    # λ halved: 0.5 + 0.2·(2/4) + 0.1·(1/2) − 0.01·3 − 0.001·5
-    assert reward.total == pytest.approx(0.5 + 0.1 + 0.05 - 0.03 - 0.005)
+    # λ halved: 0.5 + 0.2·(1/3) + 0.1·(1/2) − 0.01·3 − 0.001·5
+    assert reward.total == pytest.approx(0.5 + 0.2 / 3 + 0.05 - 0.03 - 0.005)
+
+
+def test_parallelism_is_paid_up_to_the_reference_and_never_for_one_at_a_time():
+    assert [parallelism(w, 5) for w in (0, 1, 2, 5, 9)] == [0.0, 0.0, 0.25, 1.0, 1.0]
+    assert parallelism(3, 1) == 0.0
+
+
+def test_without_a_reference_the_width_of_the_task_is_meant():
+    task = replace(TASK, meta={"pages": 3})
+    rollout = replace(root(Stage(1, (2, 2)), children=(child(), child())), task=task)
+    rewarded = parl(rollout, {"item_f1": 0.0}, ParlConfig(), 0)
+    assert rewarded.reward is not None
+    assert rewarded.reward.parts["parallel"] == 0.5
 
 
 def test_lambdas_reach_exactly_zero_and_hold_without_annealing():
