@@ -67,7 +67,9 @@ def split(pages: int, width: int) -> list[tuple[int, int]]:
 
 def chosen_list(transcript: Transcript) -> tuple[int, int]:
     """(document number, pages) of the list that the question names, by the last search."""
-    found = [(int(k), title, int(n)) for e in transcript.exchanges for r in e.results for k, title, n in _HIT.findall(r)]
+    found = [
+        (int(k), title, int(n)) for e in transcript.exchanges for r in e.results for k, title, n in _HIT.findall(r)
+    ]
     exact = [f for f in found if f[1].casefold() in transcript.user.casefold()]
     best = max(exact or found[:1] or [(1, "", 1)], key=lambda f: len(f[1]))
     return best[0], best[2]

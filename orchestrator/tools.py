@@ -122,7 +122,11 @@ class AssignTask:
             (name not in ws.roster, "unknown_agent", f"no agent {name[:40]!r}, create it first"),
             (not prompt, "empty_assignment", "the prompt is empty"),
             ((name, prompt) in ws.assigned, "duplicate_assignment", "this was assigned before"),
-            (len(ws.assigned) >= self.limits.assignments, "over_limit", f"at most {self.limits.assignments} assignments"),
+            (
+                len(ws.assigned) >= self.limits.assignments,
+                "over_limit",
+                f"at most {self.limits.assignments} assignments",
+            ),
             (context.depth >= self.limits.depth, "depth_limit", f"agents at depth {context.depth} spawn none"),
             (context.left < 2, "no_budget", "too few steps are left"),
         )
@@ -162,5 +166,3 @@ class AssignTask:
 
 def _failure(child: Rollout) -> str:
     return {"error": "subagent_error", "truncated": "subagent_truncated"}.get(child.trace.status, "")
-
-

@@ -23,7 +23,7 @@ from recipes.compare_numbers import CURES, Run, ablation, cure, headline
 from recipes.config import Recipe
 from recipes.episodes import read
 from recipes.overrides import to_json
-from recipes.report import ReportError, _replace
+from recipes.report import ReportError, replace
 from recipes.wide_search import single_agent, wide_search
 from swarm.rundir import read_done, read_metrics, read_recipe
 
@@ -71,8 +71,8 @@ def write_results(groups: Mapping[str, Sequence[Path]], out: Path) -> dict[str, 
     results = compare(runs)
     out.mkdir(parents=True, exist_ok=True)
     pictures = compare_plots.draw_all(results, {name: [r.metrics for r in found] for name, found in runs.items()}, out)
-    _replace(out / "results.md", compare_page.markdown(results, pictures).encode())
-    _replace(out / "results.json", msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
+    replace(out / "results.md", compare_page.markdown(results, pictures).encode())
+    replace(out / "results.json", msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
     return results
 
 

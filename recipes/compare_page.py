@@ -24,19 +24,19 @@ from recipes.compare_words import (
     spread_words,
     system_words,
 )
-from recipes.report import _FIELDS, _grid, _picture
+from recipes.report import FIELDS, grid, picture
 
-_HEADINGS: Mapping[str, tuple[str, str]] = {key: (heading, form) for key, heading, form in _FIELDS} | {
+_HEADINGS: Mapping[str, tuple[str, str]] = {key: (heading, form) for key, heading, form in FIELDS} | {
     "width": ("width", ".1f")
 }
-_SHOWN = [field for field in _FIELDS if field[0] != "tasks"]
+_SHOWN = [field for field in FIELDS if field[0] != "tasks"]
 
 
 def markdown(results: Mapping[str, Any], pictures: Sequence[str]) -> str:
     """results.md; shows the pictures that exist."""
     parts = [
         "# Results",
-        _picture("results-overview.png", pictures, "Swarm and single agent: learning, quality for steps, ratios"),
+        picture("results-overview.png", pictures, "Swarm and single agent: learning, quality for steps, ratios"),
         *_answer_section(results),
         *_headline_section(results, pictures),
         *_ablation_section(results, pictures),
@@ -73,7 +73,7 @@ def _headline_section(results: Mapping[str, Any], pictures: Sequence[str]) -> It
         return
     systems = headline["systems"]
     yield "## Held-out tasks, full budget"
-    yield _grid(
+    yield grid(
         ["mean over seeds (smallest–largest)", *map(system_words, systems)],
         [[heading, *(spread_words(v[key], form) for v in systems.values())] for key, heading, form in _SHOWN],
     )
@@ -85,12 +85,12 @@ def _headline_section(results: Mapping[str, Any], pictures: Sequence[str]) -> It
     )
     yield _gains(headline)
     yield from _targets_section(headline, pictures)
-    yield _picture("results-sizes.png", pictures, "Item-F1 and critical steps by table size")
+    yield picture("results-sizes.png", pictures, "Item-F1 and critical steps by table size")
     yield "## Training"
-    yield _picture("results-learning.png", pictures, "Learning curves, swarm and single agent")
+    yield picture("results-learning.png", pictures, "Learning curves, swarm and single agent")
     yield "Strong lines are means over seeds, faint ones single seeds, all running means of five iterations."
     yield "## Every seed"
-    yield _grid(["system", "seed", *(heading for _, heading, _ in _SHOWN)], list(_seed_rows(systems)))
+    yield grid(["system", "seed", *(heading for _, heading, _ in _SHOWN)], list(_seed_rows(systems)))
 
 
 def _gains(headline: Mapping[str, Any]) -> str:
@@ -100,7 +100,7 @@ def _gains(headline: Mapping[str, Any]) -> str:
         for size, *_ in SIZES
         if gain[size]["mean"] is not None
     ]
-    return _grid(["item-F1", "on", "gain"], rows)
+    return grid(["item-F1", "on", "gain"], rows)
 
 
 def _seed_rows(systems: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -128,7 +128,7 @@ def _targets_section(headline: Mapping[str, Any], pictures: Sequence[str]) -> It
             ["**ratio, mean**", *(bounded_words(r["ratio"], ".1f", "×") for r in rows)],
             ["Kimi K2.5", *(f"{r['k25']:.1f}×" for r in rows)],
         ]
-        yield _grid(heads, lines)
+        yield grid(heads, lines)
     yield (
         "Each system was run on the same wide tables with budgets from small to large. A budget gives one point: mean "
         "critical steps used, mean item-F1; the table reads where the curve first meets the target (straight lines "
@@ -137,8 +137,8 @@ def _targets_section(headline: Mapping[str, Any], pictures: Sequence[str]) -> It
         "smallest budget. `–`: the swarm did not meet it, in one seed or more. Kimi K2.5 (arXiv 2602.02276, figure 8) "
         "reports ratios of time, not of critical steps."
     )
-    yield _picture("results-steps.png", pictures, "Critical steps to each target, with the ratios")
-    yield _picture("results-sweep.png", pictures, "Item-F1 against critical steps")
+    yield picture("results-steps.png", pictures, "Critical steps to each target, with the ratios")
+    yield picture("results-sweep.png", pictures, "Item-F1 against critical steps")
 
 
 # --- ablations -------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def _ablation_section(results: Mapping[str, Any], pictures: Sequence[str]) -> It
         for name, values in ablations.items()
         for when, key in ((f"first {ENDS}", "first"), (f"last {ENDS}", "last"))
     ]
-    yield _grid(["training rollouts", "iterations", *(_HEADINGS[k][0] for k in CURVES)], rows)
+    yield grid(["training rollouts", "iterations", *(_HEADINGS[k][0] for k in CURVES)], rows)
     closing = [
         [
             group_words(name),
@@ -163,14 +163,14 @@ def _ablation_section(results: Mapping[str, Any], pictures: Sequence[str]) -> It
         ]
         for name, v in ablations.items()
     ]
-    yield _grid(["held-out tasks", *(_HEADINGS[k][0] for k in CLOSING), "item-F1 without subagents"], closing)
+    yield grid(["held-out tasks", *(_HEADINGS[k][0] for k in CLOSING), "item-F1 without subagents"], closing)
     yield (
         f"Means over seeds (smallest–largest). *Collapsed*: fewer than {100 * COLLAPSED:.0f} % of the last {ENDS} "
         f"iterations' episodes spawn. *Spurious*: more than {100 * SPURIOUS:.0f} % of their assignments brought "
         "nothing needed."
     )
     yield "\n".join(f"- {cured(c, ablations)}" for c in results["cures"])
-    yield _picture("results-ablations.png", pictures, "The failures and their cures over training")
+    yield picture("results-ablations.png", pictures, "The failures and their cures over training")
 
 
 # --- how it was measured ---------------------------------------------------------------
@@ -192,7 +192,7 @@ def _measured_section(results: Mapping[str, Any]) -> Iterator[str]:
         for name, g in groups.items()
     ]
     heads = ["group", "seeds", "iterations × episodes", "rows in training", "budget in training", "λ1, λ2", "minutes"]
-    yield _grid(heads, rows)
+    yield grid(heads, rows)
     yield "\n".join(f"- {group_words(name)}: {_evaluated(g['fields'])}" for name, g in groups.items())
     frozen = [group_words(name) for name, g in groups.items() if not g["frozen_unchanged"]]
     yield (

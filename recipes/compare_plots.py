@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter
 
 from recipes import plots
 from recipes.compare_words import GROUP_NAMES, bounded_words, opponent_of
-from recipes.plots import _DPI, _INK, _SHARE, STYLES, Metrics, _column, _dress, _figure, _legend, smooth
+from recipes.plots import DPI, INK, SHARE, STYLES, Metrics, column, dress, legend, new_figure, smooth
 
 Curves = Mapping[str, Sequence[Metrics]]
 """Group → the lines of metrics of each of its seeds."""
@@ -30,12 +30,12 @@ _COLOURS: Mapping[str, str] = {
 }
 _MAIN = ("single_agent", "swarm")
 _PANELS: Mapping[str, tuple[str, str, tuple[float, float | None]]] = {
-    "item_f1": ("Item-F1", "item-F1", _SHARE),
+    "item_f1": ("Item-F1", "item-F1", SHARE),
     "critical_steps": ("Critical steps", "critical steps an episode", (0.0, None)),
     "width": ("Width", "subagents at once", (0.0, None)),
-    "spawn_rate": ("Spawn rate", "share of episodes that spawn", _SHARE),
-    "finish_rate": ("Finish rate", "share of assignments", _SHARE),
-    "spurious_rate": ("Spurious rate", "share of assignments", _SHARE),
+    "spawn_rate": ("Spawn rate", "share of episodes that spawn", SHARE),
+    "finish_rate": ("Finish rate", "share of assignments", SHARE),
+    "spurious_rate": ("Spurious rate", "share of assignments", SHARE),
 }
 """Metric → title, unit and limits of its panel."""
 _ABLATIONS = (
@@ -58,7 +58,7 @@ def draw_all(results: Mapping[str, Any], curves: Curves, folder: Path) -> list[s
     for name, figure in drawn.items():
         (folder / name).unlink(missing_ok=True)
         if figure is not None:
-            figure.savefig(folder / name, dpi=_DPI, metadata={"Software": None})
+            figure.savefig(folder / name, dpi=DPI, metadata={"Software": None})
     return [name for name, figure in drawn.items() if figure is not None]
 
 
@@ -66,7 +66,7 @@ def draw_all(results: Mapping[str, Any], curves: Curves, folder: Path) -> list[s
 
 
 def _overview(headline: Mapping[str, Any], curves: Curves) -> Figure:
-    figure, axes = _figure(2, 2, 12.0, 8.4)
+    figure, axes = new_figure(2, 2, 12.0, 8.4)
     _panel(axes[0], curves, _MAIN, "item_f1", "Learning")
     sweep(axes[1], headline)
     steps_to_target(axes[2], headline)
@@ -75,26 +75,26 @@ def _overview(headline: Mapping[str, Any], curves: Curves) -> Figure:
 
 
 def _steps(headline: Mapping[str, Any]) -> Figure:
-    figure, (axis,) = _figure(1, 1, 8.4, 4.8)
+    figure, (axis,) = new_figure(1, 1, 8.4, 4.8)
     steps_to_target(axis, headline)
     return figure
 
 
 def _sweep(headline: Mapping[str, Any]) -> Figure:
-    figure, (axis,) = _figure(1, 1, 7.2, 4.6)
+    figure, (axis,) = new_figure(1, 1, 7.2, 4.6)
     sweep(axis, headline)
     return figure
 
 
 def _sizes(headline: Mapping[str, Any]) -> Figure:
-    figure, (left, right) = _figure(1, 2, 12.0, 4.6)
+    figure, (left, right) = new_figure(1, 2, 12.0, 4.6)
     plots.by_size(left, headline, "item_f1", "item-F1", "Quality by table size")
     plots.by_size(right, headline, "critical_steps", "critical steps an episode", "Latency by table size")
     return figure
 
 
 def _learning(curves: Curves) -> Figure:
-    figure, axes = _figure(2, 3, 14.0, 7.6)
+    figure, axes = new_figure(2, 3, 14.0, 7.6)
     for axis, key in zip(axes, _PANELS, strict=True):
         _panel(axis, curves, _MAIN if key in ("item_f1", "critical_steps") else ("swarm",), key)
     return figure
@@ -104,7 +104,7 @@ def _ablations(curves: Curves) -> Figure | None:
     rows = [row for row in _ABLATIONS if any(name in curves for name in row[1])]
     if not rows:
         return None
-    figure, axes = _figure(len(rows), 3, 14.0, 3.9 * len(rows))
+    figure, axes = new_figure(len(rows), 3, 14.0, 3.9 * len(rows))
     panels = [(what, groups, key) for what, groups, keys in rows for key in keys]
     for axis, (what, groups, key) in zip(axes, panels, strict=True):
         _panel(axis, curves, groups, key, f"{what}: {_PANELS[key][0][0].lower()}{_PANELS[key][0][1:]}")
@@ -117,9 +117,9 @@ def _ablations(curves: Curves) -> Figure | None:
 def _panel(axis: Axes, curves: Curves, groups: Sequence[str], key: str, title: str = "") -> None:
     """A metric of the training rollouts over the iterations, a colour a group."""
     usual, unit, limits = _PANELS[key]
-    _dress(axis, title or usual, "iteration", unit)
+    dress(axis, title or usual, "iteration", unit)
     for name in groups:
-        seeds = [_column(rows, f"rollout/{key}") for rows in curves.get(name, ())]
+        seeds = [column(rows, f"rollout/{key}") for rows in curves.get(name, ())]
         for x, y in seeds:
             axis.plot(x, smooth(y), color=_COLOURS[name], linewidth=0.9, alpha=0.35)
         x, y = mean_curve(seeds)
@@ -127,7 +127,7 @@ def _panel(axis: Axes, curves: Curves, groups: Sequence[str], key: str, title: s
             words = f"{GROUP_NAMES[name]} ({len(seeds)} {'seeds' if len(seeds) > 1 else 'seed'})"
             axis.plot(x, smooth(y), color=_COLOURS[name], linewidth=2.2, label=words)
     axis.set_ylim(*limits)
-    _legend(axis)
+    legend(axis)
 
 
 def mean_curve(seeds: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[list[float], list[float]]:
@@ -149,17 +149,17 @@ def sweep(axis: Axes, headline: Mapping[str, Any]) -> None:
 
 def steps_to_target(axis: Axes, headline: Mapping[str, Any]) -> None:
     """Critical steps to a mean item-F1: a bar the mean, a dot a seed; the ratio above, K2.5's below it."""
-    _dress(axis, "Critical steps to reach a quality (in brackets: Kimi K2.5)", "target item-F1", "critical steps (log)")
+    dress(axis, "Critical steps to reach a quality (in brackets: Kimi K2.5)", "target item-F1", "critical steps (log)")
     opponent = opponent_of(headline)
     rows = headline["steps_to_target"][opponent]
     for offset, system, key in ((-0.18, opponent, "single_agent"), (0.18, "swarm", "swarm")):
         _bars(axis, rows, offset, key, *plots.style(system, [])[:2])
     if any(r[k]["bound"] == "at_least" for r in rows for k in _MAIN):
-        axis.bar([0], [0], color="white", edgecolor=_INK, hatch="///", label="target not reached")
+        axis.bar([0], [0], color="white", edgecolor=INK, hatch="///", label="target not reached")
     for i, row in enumerate(rows):
         top = max([s[k]["value"] or 0.0 for s in row["seeds"] for k in _MAIN])
         text = f"{_ratio_text(row['ratio'])}\n({row['k25']:.1f}×)"
-        axis.annotate(text, (i, top or 1.0), (0, 4), textcoords="offset points", ha="center", color=_INK, fontsize=9)
+        axis.annotate(text, (i, top or 1.0), (0, 4), textcoords="offset points", ha="center", color=INK, fontsize=9)
     axis.set_xticks(range(len(rows)), [f"{100 * r['target']:.0f} %" for r in rows])
     if any(r[k]["value"] for r in rows for k in _MAIN):
         axis.set_yscale("log", base=2)
@@ -176,7 +176,7 @@ def _bars(axis: Axes, rows: Sequence[Mapping[str, Any]], offset: float, key: str
     axis.bar([x for x, _ in whole], [y for _, y in whole], 0.34, color=colour, label=name)
     axis.bar([x for x, _ in bound], [y for _, y in bound], 0.34, color="white", edgecolor=colour, hatch="///")
     dots = [(i + offset, s[key]["value"]) for i, r in enumerate(rows) for s in r["seeds"] if s[key]["value"]]
-    axis.scatter([x for x, _ in dots], [y for _, y in dots], s=14, color="white", edgecolors=_INK, zorder=3)
+    axis.scatter([x for x, _ in dots], [y for _, y in dots], s=14, color="white", edgecolors=INK, zorder=3)
 
 
 def _reached(measured: Mapping[str, Any]) -> bool:

@@ -25,8 +25,8 @@ STYLES: dict[str, tuple[str, str, str]] = {
 }
 """System → its name in pictures and tables, colour and marker."""
 _SPARE = (("#56B4E9", "X"), ("#000000", "*"), ("#8C6D1F", "h"), ("#7A68A6", "p"))
-_INK, _FAINT, _DPI = "#222222", "#DDDDDD", 130
-_SHARE = (0.0, 1.03)  # a hair above 1, so that a line at 1 can be seen
+INK, _FAINT, DPI = "#222222", "#DDDDDD", 130
+SHARE = (0.0, 1.03)  # a hair above 1, so that a line at 1 can be seen
 _BLUE, _ORANGE, _GREEN, _RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 _HELD_OUT = {"width": "parallelism"}  # the name of the mean, where it is not the rollout's
 
@@ -54,14 +54,14 @@ def draw_all(report: Mapping[str, Any], metrics: Metrics, folder: Path) -> list[
     for name, figure in drawn.items():
         (folder / name).unlink(missing_ok=True)
         if figure is not None:
-            figure.savefig(folder / name, dpi=_DPI, metadata={"Software": None})
+            figure.savefig(folder / name, dpi=DPI, metadata={"Software": None})
     return [name for name, figure in drawn.items() if figure is not None]
 
 
 # --- figures ---------------------------------------------------------------------------
 
 
-def _figure(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, [axis for row in axes for axis in row]
@@ -70,7 +70,7 @@ def _figure(rows: int, columns: int, width: float, height: float) -> tuple[Figur
 def _alone(draw: Any, report: Mapping[str, Any], data: bool) -> Figure | None:
     if not data:
         return None
-    figure, (axis,) = _figure(1, 1, 7.2, 4.6)
+    figure, (axis,) = new_figure(1, 1, 7.2, 4.6)
     draw(axis, report)
     return figure
 
@@ -79,7 +79,7 @@ def _overview(report: Mapping[str, Any], metrics: Metrics) -> Figure | None:
     learnt = _phases(metrics)
     if not (learnt or report["systems"]):
         return None
-    figure, axes = _figure(2, 2, 12.0, 8.4)
+    figure, axes = new_figure(2, 2, 12.0, 8.4)
     learning_overview(axes[0], learnt)
     sweep(axes[1], report)
     steps_to_target(axes[2], report)
@@ -91,21 +91,21 @@ def _learning(metrics: Metrics) -> Figure | None:
     learnt = _phases(metrics)
     if not learnt:
         return None
-    figure, axes = _figure(2, 3, 14.0, 7.6)
+    figure, axes = new_figure(2, 3, 14.0, 7.6)
     panels = (
-        ("item_f1", "item-F1", "Outcome", _SHARE),
+        ("item_f1", "item-F1", "Outcome", SHARE),
         ("critical_steps", "critical steps an episode", "Latency", None),
         ("width", "subagents at once", "How wide", None),
-        ("spawn_rate", "share of episodes that spawn", "How often", _SHARE),
+        ("spawn_rate", "share of episodes that spawn", "How often", SHARE),
     )
     for axis, (key, unit, title, limits) in zip(axes, panels, strict=False):
-        _dress(axis, title, "iteration", unit)
+        dress(axis, title, "iteration", unit)
         _curves(axis, learnt, key)
         axis.set_ylim(*(limits or (0.0, None)))
-    _dress(axes[4], "Does the parallel work count?", "iteration", "share of assignments")
+    dress(axes[4], "Does the parallel work count?", "iteration", "share of assignments")
     _named(axes[4], learnt, (("finish_rate", "finished", _GREEN), ("spurious_rate", "spurious", _RED)), "rollout/")
-    axes[4].set_ylim(*_SHARE)
-    _dress(axes[5], "Auxiliary rewards fall to 0", "iteration", "weight λ")
+    axes[4].set_ylim(*SHARE)
+    dress(axes[5], "Auxiliary rewards fall to 0", "iteration", "weight λ")
     lambdas = (("lambda_parallel", "λ1 · r_parallel", _BLUE), ("lambda_finish", "λ2 · r_finish", _ORANGE))
     _named(axes[5], learnt, lambdas, "reward/")
     axes[5].set_ylim(bottom=0.0)
@@ -116,17 +116,17 @@ def _proxies(metrics: Metrics) -> Figure | None:
     learnt = _phases(metrics)
     if not learnt:
         return None
-    figure, (left, right) = _figure(1, 2, 12.0, 4.6)
-    _dress(left, "Proxies beside the truth", "iteration", "share, or item-F1")
+    figure, (left, right) = new_figure(1, 2, 12.0, 4.6)
+    dress(left, "Proxies beside the truth", "iteration", "share, or item-F1")
     names = (
-        ("item_f1", "item-F1 (the truth)", _INK),
+        ("item_f1", "item-F1 (the truth)", INK),
         ("spawn_rate", "spawn rate", _BLUE),
         ("finish_rate", "finish rate", _GREEN),
         ("spurious_rate", "spurious rate", _RED),
     )
     _named(left, learnt, names, "rollout/")
-    left.set_ylim(*_SHARE)
-    _dress(right, "Does width buy quality?", "subagents at once (mean of an iteration)", "item-F1")
+    left.set_ylim(*SHARE)
+    dress(right, "Does width buy quality?", "subagents at once (mean of an iteration)", "item-F1")
     rows = [r for rows in learnt.values() for r in rows if "rollout/width" in r]
     x, y = [r["rollout/width"] for r in rows], [r["rollout/item_f1"] for r in rows]
     dots = right.scatter(x, y, c=[r["iteration"] for r in rows], cmap="cividis", s=36, edgecolors="white")
@@ -137,7 +137,7 @@ def _proxies(metrics: Metrics) -> Figure | None:
 def _by_rows(report: Mapping[str, Any]) -> Figure | None:
     if not report["by_rows"]:
         return None
-    figure, (left, right) = _figure(1, 2, 12.0, 4.6)
+    figure, (left, right) = new_figure(1, 2, 12.0, 4.6)
     by_size(left, report, "item_f1", "item-F1", "Quality by table size")
     by_size(right, report, "critical_steps", "critical steps an episode", "Latency by table size")
     return figure
@@ -148,15 +148,15 @@ def _by_rows(report: Mapping[str, Any]) -> Figure | None:
 
 def learning_overview(axis: Axes, learnt: Mapping[str, Metrics]) -> None:
     """Item-F1 and the share of episodes that spawn, over the iterations."""
-    _dress(axis, "Learning", "iteration", "share, or item-F1")
-    names = (("item_f1", "item-F1", _INK), ("spawn_rate", "episodes that spawn", _BLUE))
+    dress(axis, "Learning", "iteration", "share, or item-F1")
+    names = (("item_f1", "item-F1", INK), ("spawn_rate", "episodes that spawn", _BLUE))
     _named(axis, learnt, (*names, ("spurious_rate", "spurious assignments", _RED)), "rollout/")
-    axis.set_ylim(*_SHARE)
+    axis.set_ylim(*SHARE)
 
 
 def sweep(axis: Axes, report: Mapping[str, Any]) -> None:
     """Mean item-F1 against the mean critical steps used, a line a system, a dot a budget."""
-    _dress(axis, "Quality for the steps spent (wide tables)", "critical steps an episode (log)", "item-F1")
+    dress(axis, "Quality for the steps spent (wide tables)", "critical steps an episode (log)", "item-F1")
     axis.set_xscale("log", base=2)
     for system, points in report["sweep"].items():
         name, colour, marker = style(system, list(report["sweep"]))
@@ -164,13 +164,13 @@ def sweep(axis: Axes, report: Mapping[str, Any]) -> None:
         x, y = [p["critical_steps"] for p in points], [p["item_f1"] for p in points]
         axis.plot(x, y, color=colour, marker=marker, label=name, linewidth=2, markersize=6)
     axis.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
-    axis.set_ylim(*_SHARE)
-    _legend(axis)
+    axis.set_ylim(*SHARE)
+    legend(axis)
 
 
 def steps_to_target(axis: Axes, report: Mapping[str, Any]) -> None:
     """Critical steps to a mean item-F1, single agent and swarm, with the ratio above: K2.5's figure 8."""
-    _dress(axis, "Critical steps to reach a quality", "target item-F1", "critical steps (log)")
+    dress(axis, "Critical steps to reach a quality", "target item-F1", "critical steps (log)")
     rows = report["steps_to_target"]
     for offset, system in ((-0.18, "single_agent"), (0.18, "swarm")):
         name, colour, _ = style(system, [])
@@ -188,8 +188,8 @@ def steps_to_target(axis: Axes, report: Mapping[str, Any]) -> None:
     axis.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     axis.margins(y=0.2)
     if any("ratio_lower_bound" in r for r in rows):
-        axis.bar([0], [0], color="white", edgecolor=_INK, hatch="///", label="target not reached")
-    _legend(axis)
+        axis.bar([0], [0], color="white", edgecolor=INK, hatch="///", label="target not reached")
+    legend(axis)
 
 
 def _ratio(axis: Axes, i: int, row: Mapping[str, Any]) -> None:
@@ -200,12 +200,12 @@ def _ratio(axis: Axes, i: int, row: Mapping[str, Any]) -> None:
     elif "ratio_lower_bound" in row:
         text = f"> {row['ratio_lower_bound']:.1f}×"
     top = max((t for t in tops if t), default=1.0)
-    axis.annotate(text, (i, top), (0, 4), textcoords="offset points", ha="center", weight="bold", color=_INK)
+    axis.annotate(text, (i, top), (0, 4), textcoords="offset points", ha="center", weight="bold", color=INK)
 
 
 def by_size(axis: Axes, report: Mapping[str, Any], key: str, unit: str, title: str) -> None:
     """One summary value for each band of table sizes, a line a system; item-F1 with its 95 % interval."""
-    _dress(axis, title, "rows of the wanted table", unit)
+    dress(axis, title, "rows of the wanted table", unit)
     bands = list(report["by_rows"])
     systems = list(report["systems"])
     for k, system in enumerate(systems):
@@ -219,8 +219,8 @@ def by_size(axis: Axes, report: Mapping[str, Any], key: str, unit: str, title: s
             low, high = zip(*(s["item_f1_ci"] for _, s in good), strict=True) if good else ((), ())
             axis.vlines(x, low, high, color=colour, linewidth=1.4, alpha=0.6)
     axis.set_xticks(range(len(bands)), [b.replace("-", "–") for b in bands])
-    axis.set_ylim(*(_SHARE if key == "item_f1" else (0.0, None)))
-    _legend(axis)
+    axis.set_ylim(*(SHARE if key == "item_f1" else (0.0, None)))
+    legend(axis)
 
 
 # --- curves ----------------------------------------------------------------------------
@@ -245,28 +245,28 @@ def _curves(axis: Axes, learnt: Mapping[str, Metrics], key: str) -> None:
     """A metric of the rollouts, a line a phase; held-out evaluations as dots in the same colour."""
     for k, (phase, rows) in enumerate(learnt.items()):
         name, colour = _phase_style(phase, k)
-        x, y = _column(rows, f"rollout/{key}")
+        x, y = column(rows, f"rollout/{key}")
         axis.plot(x, y, color=colour, linewidth=0.9, alpha=0.35)
         axis.plot(x, smooth(y), color=colour, linewidth=2, label=f"{name} (training tasks)")
-        x, y = _column(rows, f"eval/{_HELD_OUT.get(key, key)}")
+        x, y = column(rows, f"eval/{_HELD_OUT.get(key, key)}")
         if x:
             axis.plot(x, y, color=colour, marker="o", linestyle="none", label=f"{name} (held-out)")
-    _legend(axis)
+    legend(axis)
 
 
 def _named(axis: Axes, learnt: Mapping[str, Metrics], names: Sequence[tuple[str, str, str]], prefix: str) -> None:
     """Several metrics of the first phase that has them, a colour each."""
     rows = next(iter(learnt.values()), [])
     for k, (key, name, colour) in enumerate(names):
-        x, y = _column(rows, prefix + key)
+        x, y = column(rows, prefix + key)
         axis.plot(x, y, color=colour, linewidth=0.9, alpha=0.35)
         line = smooth(y) if prefix == "rollout/" else y
         dashes = "-" if k == 0 or prefix == "rollout/" else (0, (4, 4))  # the λ often lie on each other
         axis.plot(x, line, color=colour, linewidth=2, linestyle=dashes, label=name)
-    _legend(axis)
+    legend(axis)
 
 
-def _column(rows: Metrics, key: str) -> tuple[list[float], list[float]]:
+def column(rows: Metrics, key: str) -> tuple[list[float], list[float]]:
     seen = [(r["iteration"], r[key]) for r in rows if r.get(key) is not None]
     return [x for x, _ in seen], [y for _, y in seen]
 
@@ -277,16 +277,16 @@ def smooth(values: Sequence[float], reach: int = 2) -> list[float]:
     return [sum(w) / len(w) for w in windows]
 
 
-def _dress(axis: Axes, title: str, x: str, y: str) -> None:
-    axis.set_title(title, loc="left", fontsize=12, fontweight="bold", color=_INK)
-    axis.set_xlabel(x, color=_INK)
-    axis.set_ylabel(y, color=_INK)
+def dress(axis: Axes, title: str, x: str, y: str) -> None:
+    axis.set_title(title, loc="left", fontsize=12, fontweight="bold", color=INK)
+    axis.set_xlabel(x, color=INK)
+    axis.set_ylabel(y, color=INK)
     axis.grid(color=_FAINT, linewidth=0.8)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _legend(axis: Axes) -> None:
+def legend(axis: Axes) -> None:
     if axis.get_legend_handles_labels()[0]:
         axis.legend(frameon=False, fontsize=9)
     else:

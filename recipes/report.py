@@ -26,7 +26,7 @@ ORDER = ("single_agent", "single_agent_ppo", "cold_start", "swarm", "floor", "ce
 """The systems in the order of every table; others follow by name."""
 WIDE = 50
 """Rows from which a table counts as wide."""
-_FIELDS: tuple[tuple[str, str, str], ...] = (
+FIELDS: tuple[tuple[str, str, str], ...] = (
     ("item_f1", "item-F1", ".3f"),
     ("row_f1", "row-F1", ".3f"),
     ("success", "success", ".3f"),
@@ -55,8 +55,8 @@ def write_report(run: Path) -> dict[str, Any]:
     folder = run / "report"
     folder.mkdir(exist_ok=True)
     pictures = plots.draw_all(report, metrics, folder)
-    _replace(folder / "report.md", markdown(report, pictures).encode())
-    _replace(folder / "report.json", msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    replace(folder / "report.md", markdown(report, pictures).encode())
+    replace(folder / "report.json", msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
     return report
 
 
@@ -103,7 +103,7 @@ def _json(path: Path) -> dict[str, Any]:
         raise ReportError(f"{path}: {error}") from error
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace(path: Path, content: bytes) -> None:
     part = path.with_name(path.name + ".part")
     part.write_bytes(content)
     os.replace(part, path)
@@ -127,11 +127,11 @@ def summary_table(systems: Mapping[str, Mapping[str, Any]]) -> Table:
     """A line a system with the means of its episodes."""
     table = Table(title="Held-out tasks", title_justify="left", title_style="bold", header_style="bold", box=None)
     table.add_column("system")
-    for _, heading, _ in _FIELDS:
+    for _, heading, _ in FIELDS:
         table.add_column(heading, justify="right")
     for system, values in systems.items():
         style = "bold" if system == "swarm" else None
-        cells = [_number(values[key], form) for key, _, form in _FIELDS]
+        cells = [_number(values[key], form) for key, _, form in FIELDS]
         table.add_row(escape(plots.style(system, list(systems))[0]), *cells, style=style)
     return table
 
@@ -171,7 +171,7 @@ def markdown(report: Mapping[str, Any], pictures: Sequence[str]) -> str:
     """report.md: what was measured, in tables and plain words; shows the pictures that exist."""
     parts = [
         "# Report",
-        _picture("overview.png", pictures, "The run on one page"),
+        picture("overview.png", pictures, "The run on one page"),
         _systems_section(report),
         _targets_section(report, pictures),
         _sizes_section(report, pictures),
@@ -185,13 +185,13 @@ def _systems_section(report: Mapping[str, Any]) -> str:
         return "This run has no evaluation yet."
     names = list(report["systems"])
     rows = [
-        [plots.style(s, names)[0], *(_number(v[key], form) for key, _, form in _FIELDS), _interval(v["item_f1_ci"])]
+        [plots.style(s, names)[0], *(_number(v[key], form) for key, _, form in FIELDS), _interval(v["item_f1_ci"])]
         for s, v in report["systems"].items()
     ]
     failed = sum(v["failed"] for v in report["systems"].values())
     lines = [
         "## Held-out tasks, full budget",
-        _grid(["system", *(h for _, h, _ in _FIELDS), "item-F1, 95 %"], rows),
+        grid(["system", *(h for _, h, _ in FIELDS), "item-F1, 95 %"], rows),
         "All systems saw the same tasks, none of them in training. *item-F1*: cells right, strictly compared; "
         "*row-F1*: whole rows right; *success*: whole tables right. *critical steps*: the longest chain of tool "
         "calls, what a user waits for; *total steps*: all calls of all agents. *width*: most subagents at once. "
@@ -214,14 +214,14 @@ def _targets_section(report: Mapping[str, Any], pictures: Sequence[str]) -> str:
     heads = ["", *(f"{100 * r['target']:.0f} %" for r in rows)]
     lines = [
         "## Critical steps to reach a quality",
-        _grid(heads, [[name, *cells] for name, cells in _target_rows(rows)]),
+        grid(heads, [[name, *cells] for name, cells in _target_rows(rows)]),
         "Each system was run on the same wide tables with budgets from small to large. A budget gives one point: mean "
         "critical steps used, mean item-F1. The table reads, for each target, where the curve first meets it (straight "
         "lines between points). *ratio*: how many times more steps the single agent needs. `–`: no budget reached "
         "it; `>`: the single agent never did, so its largest mean steps stand in. This is the analogue of figure 8 of "
         "Kimi K2.5 (arXiv 2602.02276), which reports 3.0, 3.0, 3.2, 3.7 and 4.5 in wall-clock time.",
-        _picture("steps_to_target.png", pictures, "Critical steps to each target"),
-        _picture("sweep.png", pictures, "Item-F1 against critical steps"),
+        picture("steps_to_target.png", pictures, "Critical steps to each target"),
+        picture("sweep.png", pictures, "Item-F1 against critical steps"),
     ]
     for system, others in report["steps_to_target_others"].items():
         cells = [_number(r["ratio"], ".2f", r.get("ratio_lower_bound")) for r in others]
@@ -234,7 +234,7 @@ def _sizes_section(report: Mapping[str, Any], pictures: Sequence[str]) -> str:
         return ""
     names = list(report["systems"])
     sections = ["## By table size"]
-    for key, heading, form in (_FIELDS[0], _FIELDS[3], _FIELDS[5]):
+    for key, heading, form in (FIELDS[0], FIELDS[3], FIELDS[5]):
         rows = [
             [
                 plots.style(s, names)[0],
@@ -242,12 +242,12 @@ def _sizes_section(report: Mapping[str, Any], pictures: Sequence[str]) -> str:
             ]
             for s in names
         ]
-        sections.append(_grid([f"{heading}, rows:", *report["by_rows"]], rows))
+        sections.append(grid([f"{heading}, rows:", *report["by_rows"]], rows))
     sections.append(
         "Small tables show whether the policy learned *when* to work alone: there the swarm should lose no item-F1 "
         "against the single agent. Large tables are where parallel work pays."
     )
-    sections.append(_picture("by_rows.png", pictures, "Item-F1 and critical steps by table size"))
+    sections.append(picture("by_rows.png", pictures, "Item-F1 and critical steps by table size"))
     return "\n\n".join(s for s in sections if s)
 
 
@@ -255,11 +255,11 @@ def _learning_section(report: Mapping[str, Any], pictures: Sequence[str]) -> str
     lines = ["## Training"]
     if "learning.png" in pictures:
         lines += [
-            _picture("learning.png", pictures, "Learning curves"),
+            picture("learning.png", pictures, "Learning curves"),
             "Faint lines are single iterations on training tasks, strong ones a running mean of five; dots are "
             "held-out tasks. Spawn rate and width are what the auxiliary rewards pay for; item-F1 is the objective. "
             "If a proxy rises while item-F1 does not, the proxy is being gamed.",
-            _picture("proxies.png", pictures, "Proxies beside the truth"),
+            picture("proxies.png", pictures, "Proxies beside the truth"),
         ]
     frozen, wall = report["frozen_sha256"], report["wall_seconds"]
     if report["lambda_final"] is not None:
@@ -272,12 +272,12 @@ def _learning_section(report: Mapping[str, Any], pictures: Sequence[str]) -> str
     return "\n\n".join(line for line in lines if line) if len(lines) > 1 else ""
 
 
-def _grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     rule = ["---", *("---:" for _ in heads[1:])]
     return "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in row) + " |" for row in (heads, rule, *rows))
 
 
-def _picture(name: str, pictures: Sequence[str], words: str) -> str:
+def picture(name: str, pictures: Sequence[str], words: str) -> str:
     return f"![{words}]({name})" if name in pictures else ""
 
 

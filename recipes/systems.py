@@ -1,9 +1,9 @@
 """The systems that are trained and compared, each the one agent loop with other tools and engines.
 
-    single agent   search, access                                      trained engine
-    swarm          search, access, create_subagent, assign_task        trained engine; frozen subagents
-    floor          the swarm's tools, a script that answers at once
-    ceiling        the swarm's tools, scripts for both roles
+single agent   search, access                                      trained engine
+swarm          search, access, create_subagent, assign_task        trained engine; frozen subagents
+floor          the swarm's tools, a script that answers at once
+ceiling        the swarm's tools, scripts for both roles
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def read_table(transcript: Transcript) -> Turn:
     if transcript.last:
         return Turn(_joined(written, row(notes, pending, wanted)[0] if pending in notes.fields else "", "#rows"))
     if pending:
-        text, missing = row(notes, pending, wanted)
+        _, missing = row(notes, pending, wanted)
         return _call("access", written, url=f"#{pending if pending not in notes.fields else missing}")
     end = end or notes.pages
     if not notes.page:

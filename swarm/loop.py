@@ -109,7 +109,9 @@ def begin(
     workspace = workspace or Workspace((Artifact(task.subject, cells={"text": task.query}),))
     left = budget.critical_steps
     ids = harness.chat.prompt(
-        harness.system if system is None else system, [t.spec for t in harness.tools], f"{prompt}\n{note(left, left <= 1)}"
+        harness.system if system is None else system,
+        [t.spec for t in harness.tools],
+        f"{prompt}\n{note(left, left <= 1)}",
     )
     state = State(task, agent, depth, seed, budget, prompt, Segment((Span("prompt", tuple(ids)),)), workspace)
     return replace(state, last=left <= 1)

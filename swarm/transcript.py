@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from swarm.types import ToolCall, Turn
 
@@ -46,11 +47,7 @@ def read(text: str) -> Transcript:
     """Parses the decoded ids of a whole prompt (the layout of `swarm.chat`)."""
     messages = [(m[1], m[2]) for m in _MESSAGE.finditer(text)]
     system, user = messages[0][1], messages[1][1]
-    exchanges = [
-        _exchange(said, heard)
-        for (role, said), (_, heard) in zip(messages[2:], messages[3:], strict=False)
-        if role == "assistant"
-    ]
+    exchanges = [_exchange(said, heard) for (role, said), (_, heard) in pairwise(messages[2:]) if role == "assistant"]
     shown = messages[-2][1] if len(messages) > 3 else user
     left = _LEFT.findall(shown)
     return Transcript(system, user, tuple(exchanges), int(left[-1]) if left else 0, "answer now" in shown)

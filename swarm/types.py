@@ -40,7 +40,9 @@ class Span:
     def __post_init__(self) -> None:
         expected = len(self.ids) if self.kind == "sampled" else 0
         if len(self.logprobs) != expected:
-            raise ValueError(f"{self.kind} span: {len(self.logprobs)} logprobs for {len(self.ids)} ids, want {expected}")
+            raise ValueError(
+                f"{self.kind} span: {len(self.logprobs)} logprobs for {len(self.ids)} ids, want {expected}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

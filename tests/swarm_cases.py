@@ -44,11 +44,14 @@ def call(name: str, /, **arguments: object) -> ToolCall:
     return ToolCall(name, arguments)
 
 
+ECHO = ToolSpec("echo", "Echo.", {"type": "object", "properties": {}})
+
+
 @dataclass(frozen=True)
 class Echo:
     """Answers `text` after `seconds`; files an artifact where there is a url."""
 
-    spec: ToolSpec = ToolSpec("echo", "Echo.", {"type": "object", "properties": {}})
+    spec: ToolSpec = ECHO
 
     def prepare(self, call: ToolCall, context: CallContext) -> Workspace | Refused:
         if "text" not in call.arguments:

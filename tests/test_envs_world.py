@@ -9,7 +9,7 @@ import pytest
 
 from envs.cache import load_facts
 from envs.facts import Entity, Facts, Group, collect, good_title
-from envs.pages import EntityPage, Field, ListPage
+from envs.pages import EntityPage, ListPage
 from envs.world import ARCHIVED, Listed, World, WorldConfig, build_world, world_of
 from tests.island import NAMES, SUBJECT, island
 

@@ -24,7 +24,11 @@ ROWS = 60
 @cache
 def builder() -> Builder:
     world = world_of(island(ROWS), WorldConfig(distractors=1.0, conflicts=0.3, missing=0.1))
-    return Builder(world, HermesChat(build_tokenizer(["cities in Oak Island"]), terse_tools=True), Recipe(main=Limits(2048, 1 << 20, 40)))
+    return Builder(
+        world,
+        HermesChat(build_tokenizer(["cities in Oak Island"]), terse_tools=True),
+        Recipe(main=Limits(2048, 1 << 20, 40)),
+    )
 
 
 @cache

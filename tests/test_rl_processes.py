@@ -17,9 +17,7 @@ from swarm.rl.learner import Learner
 from swarm.rl.ppo import PPOConfig
 from tests.rl_cases import some_rollouts, tiny
 
-CONFIG = PPOConfig(
-    lr=1e-3, critic_lr=1e-3, warmup_updates=0, minibatches=1, micro_tokens=48, max_grad_norm=1e9
-)
+CONFIG = PPOConfig(lr=1e-3, critic_lr=1e-3, warmup_updates=0, minibatches=1, micro_tokens=48, max_grad_norm=1e9)
 
 
 def learn(rank: int, world: int, seed: int) -> dict[str, Any]:

@@ -16,10 +16,10 @@ def assign(prompt: str, agent: str = "a"):
     return call("assign_task", agent=agent, prompt=prompt)
 
 
-def swarm(policy, child: Harness | None = None, steps: int = 20, limits: SpawnLimits | None = None, **options) -> Harness:
+def swarm(policy, child: Harness | None = None, steps: int = 20, limits: SpawnLimits | None = None) -> Harness:
     limits = limits or SpawnLimits()
     child = child or harness(READ, steps=20)
-    return harness(policy, CreateSubagent(limits), AssignTask(lambda _: child, limits), steps=steps, **options)
+    return harness(policy, CreateSubagent(limits), AssignTask(lambda _: child, limits), steps=steps)
 
 
 async def rollout(h: Harness) -> Rollout:
