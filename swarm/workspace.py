@@ -1,10 +1,10 @@
 """An agent's workspace: what short handles stand for.
 
-A document, a table or the question itself gets a number when it is first shown, `#17`, and
-goes by that from then on; a field of a document is `#17.b`. An agent writes table rows as it
-finds them (lines that begin with `|` in any of its turns) and may write a handle where a value belongs; `#rows` is the table
-of the rows it wrote. So long strings and large tables pass between agents by reference, and
-no context has to hold them. Handles are an agent's own: a child starts with its parent's.
+A document, a table or the question itself gets a number when it is first shown, `#17`, and goes by
+that from then on; a field of a document is `#17.b`. An agent writes table rows as it finds them (lines
+that begin with `|` in any of its turns) and may write a handle where a value belongs; `#rows` is the
+table of the rows it wrote. So long strings and large tables pass between agents by reference, and no
+context has to hold them. Handles are an agent's own: a child starts with its parent's.
 
 Not here: who may read what. A handle is only of use to an agent whose context shows it.
 """
