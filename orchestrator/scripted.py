@@ -51,7 +51,8 @@ def orchestrate(style: Style, seed: int = 0) -> Policy:
         rng = random.Random(derive(seed, transcript.user))
         doc, pages = chosen_list(transcript)
         shares = split(pages, style.width)
-        prompts = [p for a, b in shares if (p := _prompt(doc, a, b)) and rng.random() >= style.skip]
+        prompts = [_prompt(doc, first, end) for first, end in shares]
+        prompts = [p for p in prompts if rng.random() >= style.skip] or prompts[:1]
         prompts = _with_junk(prompts, doc, pages, style, rng)
         create = ToolCall("create_subagent", {"name": NAME, "system_prompt": SYSTEM})
         return Turn("", (create, *(ToolCall("assign_task", {"agent": NAME, "prompt": p}) for p in prompts)))

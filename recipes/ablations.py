@@ -20,12 +20,14 @@ SLOPPY = SHIPPED.with_name("sloppy-1m")
 
 
 def _base() -> Recipe:
-    evaluation = Evaluation(tasks=100, rows=(3, 24), wide_tasks=8, sweep_swarm=(16, 40), sweep_single=(16, 40))
+    evaluation = Evaluation(tasks=80, rows=(3, 24), wide_tasks=4, wide_rows=(10, 24), sweep_swarm=(16,), sweep_single=(16,))
     return replace(
         Recipe(),
-        iterations=30,
+        iterations=24,
+        episodes=48,
         start=SLOPPY,
         tasks=TaskMix(rows=(3, 24), budget=(30, 40)),
+        child=replace(Recipe().child, temperature=1.0),
         evaluation=evaluation,
     )
 
@@ -37,7 +39,7 @@ def serial_collapse() -> Recipe:
 
 def serial_collapse_parl() -> Recipe:
     """PARL, annealed to 0 at two thirds of the run."""
-    return replace(_base(), parl=ParlConfig(lambda_parallel=0.3, lambda_finish=0.3, anneal_steps=60))
+    return replace(_base(), parl=ParlConfig(lambda_parallel=0.3, lambda_finish=0.3, anneal_steps=56))
 
 
 def spurious() -> Recipe:

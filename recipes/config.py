@@ -85,7 +85,7 @@ class Recipe:
     """
 
     seed: int = 0
-    iterations: int = 40
+    iterations: int = 30
     episodes: int = 64
     spawn: bool = True
     start: Path = SHIPPED

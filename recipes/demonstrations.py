@@ -93,7 +93,8 @@ async def record(builder: Builder, tasks: TaskSet, mix: DemoMix, seed: int) -> l
     jobs += [_job(builder.single(reader), t, mix.long_budget, rng) for t in wide]
     rollouts = await gather(jobs)
     weight = _spawn_weight(mix)
-    return [demo for r in rollouts for demo in _demos(r, weight, mix.children, rng)]
+    firsts = [weight] * mix.orchestrated + [1.0] * (len(rollouts) - mix.orchestrated)
+    return [d for r, first in zip(rollouts, firsts, strict=True) for d in _demos(r, first, mix.children, rng)]
 
 
 def examples_of(demos: Sequence[Demo], observed: float = 0.0) -> Examples:
@@ -139,8 +140,8 @@ def _spawn_weight(mix: DemoMix) -> float:
     return odds * mix.serial / max(1, mix.orchestrated)
 
 
-def _demos(rollout: Rollout, weight: float, children: int, rng: random.Random) -> Iterator[Demo]:
-    yield Demo(rollout.trace, weight if rollout.children else 1.0)
+def _demos(rollout: Rollout, first: float, children: int, rng: random.Random) -> Iterator[Demo]:
+    yield Demo(rollout.trace, first)
     for child in rng.sample(rollout.children, min(children, len(rollout.children))):
         yield Demo(child.trace)
 
