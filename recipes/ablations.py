@@ -20,13 +20,13 @@ SLOPPY = SHIPPED.with_name("sloppy-1m")
 
 
 def _base() -> Recipe:
-    evaluation = Evaluation(tasks=80, rows=(3, 24), wide_tasks=4, wide_rows=(10, 24), sweep_swarm=(16,), sweep_single=(16,))
+    evaluation = Evaluation(tasks=80, rows=(8, 24), wide_tasks=4, wide_rows=(10, 24), sweep_swarm=(16,), sweep_single=(16,))
     return replace(
         Recipe(),
         iterations=24,
         episodes=48,
         start=SLOPPY,
-        tasks=TaskMix(rows=(3, 24), budget=(30, 40)),
+        tasks=TaskMix(rows=(8, 24), budget=(30, 40)),
         child=replace(Recipe().child, temperature=1.0),
         evaluation=evaluation,
     )
