@@ -116,7 +116,9 @@ def cold_start_sloppy() -> ColdStart:
         start=SHIPPED,
         steps=200,
         drills=0.0,
-        demos=DemoMix(orchestrated=500, serial=250, single=50, long=0, children=1, spawn_share=0.1, junk=0.99, skip=0.75),
+        demos=DemoMix(
+            orchestrated=500, serial=250, single=50, long=0, children=1, spawn_share=0.1, junk=0.99, skip=0.75
+        ),
         sft=SFTConfig(LrSchedule(5e-4, 10, 200, "linear", 0.05), bf16=True),
     )
 

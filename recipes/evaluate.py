@@ -54,11 +54,11 @@ async def quick(s: Session, harness: Harness, n: int) -> dict[str, float]:
     found = await _block(s, harness, Block("quick", ev.budget, False, tasks), lambda n: None)
     means = episodes.summary(found)
     wanted = ("item_f1", "critical_steps", "parallelism", "spawn_rate", "finish_rate", "spurious_rate")
-    return {f"eval/{k}": float(means[k]) for k in wanted}
+    return {f"eval/{k}": float(means[k]) for k in wanted if means[k] is not None}
 
 
-async def closing(s: Session, run: Path, advance: Callable[[int], None]) -> None:
-    """All blocks of the recipe's evaluation; those that are on file already are not run again."""
+async def closing(s: Session, run: Path, advance: Callable[[int], None], skip: Callable[[int], None]) -> None:
+    """All blocks of the recipe's evaluation; those that are on file already are skipped."""
     path = run / "episodes.jsonl"
     kept = episodes.read(path) if path.exists() else []
     counts = Counter((e.system, e.budget, e.sweep) for e in kept)
@@ -67,7 +67,7 @@ async def closing(s: Session, run: Path, advance: Callable[[int], None]) -> None
     episodes.write(path, [e for e in kept if (e.system, e.budget, e.sweep) in whole])
     for block in blocks:
         if (block.system, block.budget, block.sweep) in whole:
-            advance(len(block.tasks))
+            skip(len(block.tasks))
             continue
         harness = _harness(s, block.system, s.recipe.start, run / "policy")
         episodes.append(path, await _block(s, harness, block, advance))

@@ -16,6 +16,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -91,7 +92,7 @@ async def _train(recipe: Recipe, run: RunDir, console: Console) -> None:
                     save_state(run.path / "checkpoints" / f"step_{k + 1:06d}", state)
             save(policy, tokenizer, run.path / "policy", learner.updates)
             progress.begin("evaluation")
-            await closing(s, run.path, lambda n: progress.advance("evaluation", n))
+            await closing(s, run.path, partial(progress.advance, "evaluation"), partial(progress.skip, "evaluation"))
     summary = {
         "lambda_final": list(recipe.parl.lambdas(learner.step)) if recipe.spawn else [0.0, 0.0],
         "frozen_sha256": {"before": frozen_sha, "after": weights_sha256(subagent)},
