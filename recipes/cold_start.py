@@ -152,7 +152,8 @@ def _fit(recipe: ColdStart, run: RunDir, progress: Progress) -> dict[str, Any]:
     rng = random.Random(recipe.seed)
     rng.shuffle(demos)
     held_out, taught = examples_of(demos[:_HELD_OUT]), demos[_HELD_OUT:]
-    handles = [tokenizer.convert_tokens_to_ids(f"#{k}") for k in range(_DRILLED)]
+    vocabulary = tokenizer.get_vocab()
+    handles = [vocabulary[f"#{k}"] for k in range(_DRILLED)]
     drills = [drill(rng, handles, len(tokenizer)) for _ in range(int(2 * recipe.drills * len(taught)))]
     data = examples_of([*taught, *drills], recipe.observed)
     stepper = sft_stepper(model, recipe.sft)
@@ -209,7 +210,7 @@ def _model(recipe: ColdStart, world: World, tasks: TaskSet) -> tuple[PreTrainedT
         intermediate_size=m.ffn,
         max_position_embeddings=m.positions,
         tie_word_embeddings=True,
-        rope_theta=10000.0,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

@@ -1,6 +1,7 @@
 """Compares systems on held-out tasks: the closing evaluation of a run, and `swarm-rl eval` on new worlds.
 
-    single_agent   the trained weights, `search` and `access` only
+    single_agent   the weights that training started from, `search` and `access` only;
+                   of a run that trains a single agent, the trained ones
     swarm          the trained weights, with subagents
     cold_start     the weights that training started from, with subagents
     floor, ceiling scripts
@@ -113,7 +114,7 @@ def _harness(s: Session, system: str, start: Path, policy: Path) -> Harness:
     """The system, its weights in the engine."""
     if system in ("floor", "ceiling"):
         return s.builder.floor() if system == "floor" else s.builder.ceiling()
-    folder = start if system == "cold_start" else policy
+    folder = policy if system == "swarm" or not s.recipe.spawn else start
     model, _ = load_checkpoint(folder)
     s.engine.set_weights(model, 0)
     return s.builder.single(s.engine) if system == "single_agent" else s.builder.swarm(s.engine, s.frozen)

@@ -13,7 +13,7 @@ def wide_search() -> Recipe:
 
     A small price on every step of every agent keeps it from spawning what nobody needs once λ is 0.
     """
-    return replace(Recipe(), parl=ParlConfig(lambda_parallel=0.3, lambda_finish=0.3, anneal_steps=60, cost_total=0.001))
+    return replace(Recipe(), parl=ParlConfig(lambda_parallel=0.6, lambda_finish=0.6, anneal_steps=88, cost_total=0.001))
 
 
 def single_agent() -> Recipe:

@@ -41,7 +41,8 @@ class Refused:
 
 
 class Tool(Protocol):
-    spec: ToolSpec
+    @property
+    def spec(self) -> ToolSpec: ...
 
     def prepare(self, call: ToolCall, context: CallContext) -> Workspace | Refused:
         """Checks the call; returns the caller's workspace as it is after it was accepted."""

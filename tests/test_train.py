@@ -22,7 +22,7 @@ SMALL = [
     *("--world.families", '["isotope"]', "--world.groups_per_band", "8", "--tasks.rows", "[3, 10]"),
     *("--ppo.warmup_updates", "1", "--ppo.minibatches", "2", "--parl.anneal_steps", "4"),
     *("--evaluation.tasks", "4", "--evaluation.wide_tasks", "2", "--evaluation.during", "2"),
-    *("--evaluation.rows", "[3, 10]", "--evaluation.wide_rows", "[10, 40]"),
+    *("--evaluation.rows", "[3, 10]", "--evaluation.wide_rows", "[5, 10]"),
     *("--evaluation.sweep_swarm", "[6, 12]", "--evaluation.sweep_single", "[6, 12]"),
 ]
 
@@ -46,7 +46,7 @@ def small(recipe: Recipe) -> Recipe:
             wide_tasks=2,
             during=2,
             rows=(3, 10),
-            wide_rows=(10, 40),
+            wide_rows=(5, 10),
             sweep_swarm=(6, 12),
             sweep_single=(6, 12),
         ),

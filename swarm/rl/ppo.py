@@ -30,7 +30,7 @@ class PPOConfig:
     `temperature` is the sampler's. `entropy_coef` and `kl_coef` (k3 to a reference) are off at 0.
     """
 
-    lr: float = 2e-4
+    lr: float = 3e-4
     critic_lr: float = 1e-3
     lr_warmup: int = 0
     lr_decay: Decay = "constant"
