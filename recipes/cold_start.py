@@ -31,7 +31,7 @@ from recipes.overrides import to_json
 from recipes.progress import Progress
 from recipes.session import CACHE, load_checkpoint, load_tokenizer
 from recipes.systems import SYSTEM, Builder
-from recipes.tokenizer import build_tokenizer
+from recipes.tokenizer import END, PAD, build_tokenizer
 from swarm.chat import HermesChat
 from swarm.checkpoint import save
 from swarm.rl.rows import Rows
@@ -199,7 +199,7 @@ def _model(recipe: ColdStart, world: World, tasks: TaskSet) -> tuple[PreTrainedT
     if recipe.start is not None:
         return load_tokenizer(recipe.start), load_checkpoint(recipe.start)[0]
     tokenizer = build_tokenizer(_texts(world, tasks), recipe.model.vocab)
-    m = recipe.model
+    m, vocabulary = recipe.model, tokenizer.get_vocab()
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=m.hidden,
@@ -212,8 +212,8 @@ def _model(recipe: ColdStart, world: World, tasks: TaskSet) -> tuple[PreTrainedT
         tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=vocabulary[END],
+        pad_token_id=vocabulary[PAD],
     )
     torch.manual_seed(recipe.seed)
     return tokenizer, Qwen3ForCausalLM(config)
