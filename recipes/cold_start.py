@@ -97,16 +97,16 @@ def cold_start() -> ColdStart:
 
 
 def cold_start_polish() -> ColdStart:
-    """From the cold start to the model that ships: more of the same, with wasteful assignments and tool failures."""
+    """From the cold start to the model that ships: longer lists, slips and how to recover, tool failures."""
     return ColdStart(
         seed=1,
         start=Path("runs/cold_start/policy"),
-        steps=700,
+        steps=900,
         observed=0.05,
         drills=0.0,
-        world=WorldConfig(conflicts=0.1, missing=0.05, tool_failures=0.02),
-        demos=DemoMix(orchestrated=900, serial=250, single=350, long=20, junk=0.3),
-        sft=SFTConfig(LrSchedule(1e-3, 20, 700, "cosine", 0.03), bf16=True),
+        world=WorldConfig(conflicts=0.1, missing=0.05, tool_failures=0.01),
+        demos=DemoMix(orchestrated=1000, serial=250, single=450, long=70, children=2, long_budget=(40, 128)),
+        sft=SFTConfig(LrSchedule(1e-3, 20, 900, "cosine", 0.03), bf16=True),
     )
 
 

@@ -20,7 +20,7 @@ import torch
 from envs.tasks import TaskSet
 from orchestrator.scripted import Style, orchestrate
 from recipes.systems import Builder
-from subagents.scripted import read_table
+from subagents.scripted import NO_PAGE, slipping
 from swarm.gather import Job, gather
 from swarm.loop import Harness
 from swarm.rl.rows import rows_of
@@ -40,8 +40,10 @@ class DemoMix:
 
     `spawn_share`: the probability with which the demonstrated policy goes parallel. `junk`: the share of
     orchestrated episodes in which assignments are wasteful (a third of them duplicates, or beyond the list);
-    `skip`: the share of pages that those forget. `children`: subagents kept of each episode. Budgets are
-    log-uniform; `long` single episodes have wide tables and up to `long_budget` steps.
+    `skip`: the share of pages that those forget. `full`: the share of orchestrated episodes that split as wide
+    as they may; the others' widths are log-uniform. `slips`: how often a reader opens what is not there.
+    `children`: subagents kept of each episode. Budgets are log-uniform; `long` single episodes have wide
+    tables and up to `long_budget` steps.
     """
 
     orchestrated: int = 1500
@@ -52,6 +54,8 @@ class DemoMix:
     spawn_share: float = 0.15
     junk: float = 0.15
     skip: float = 0.0
+    full: float = 0.5
+    slips: float = 0.04
     widths: tuple[int, int] = (1, 16)
     budget: tuple[int, int] = (5, 40)
     long_budget: tuple[int, int] = (40, 110)
@@ -59,7 +63,7 @@ class DemoMix:
     def __post_init__(self) -> None:
         if not 0 < self.spawn_share < 1:
             raise ValueError(f"demos: spawn_share = {self.spawn_share}, want above 0 and below 1")
-        for name in ("junk", "skip"):
+        for name in ("junk", "skip", "full", "slips"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"demos: {name} = {getattr(self, name)}, want 0 to below 1")
 
@@ -70,17 +74,19 @@ class DemoMix:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """A trace to imitate; `first` weighs the first token of the turn that spawns."""
+    """A trace to imitate; `first` weighs the first token of the turn that spawns, `slips` are turns not to imitate."""
 
     trace: Trace
     first: float = 1.0
+    slips: frozenset[int] = frozenset()
 
 
 async def record(builder: Builder, tasks: TaskSet, mix: DemoMix, seed: int) -> list[Demo]:
     """Runs the scripted policies; every trace ends with an answer."""
     jobs: list[Job] = []
     rng = random.Random(derive(seed, "demos"))
-    reader = builder.scripted(read_table)
+    reader = builder.scripted(slipping(mix.slips, derive(seed, "slips")))
+    slip = builder.chat.encode(NO_PAGE)
     total = mix.orchestrated + mix.serial + mix.single
     drawn = tasks.draw("train", total, derive(seed, "tasks") % 2**31)
     wide = tasks.draw("train", mix.long, derive(seed, "wide") % 2**31, rows=(25, 80)) if mix.long else []
@@ -94,7 +100,7 @@ async def record(builder: Builder, tasks: TaskSet, mix: DemoMix, seed: int) -> l
     rollouts = await gather(jobs)
     weight = _spawn_weight(mix)
     firsts = [weight] * mix.orchestrated + [1.0] * (len(rollouts) - mix.orchestrated)
-    return [d for r, first in zip(rollouts, firsts, strict=True) for d in _demos(r, first, mix.children, rng)]
+    return [d for r, first in zip(rollouts, firsts, strict=True) for d in _demos(r, first, mix.children, slip, rng)]
 
 
 def examples_of(demos: Sequence[Demo], observed: float = 0.0) -> Examples:
@@ -122,7 +128,7 @@ def drill(rng: random.Random, handles: Sequence[int], vocabulary: int) -> Demo:
 
 def _styled(mix: DemoMix, rng: random.Random) -> Policy:
     low, high = mix.widths
-    width = round(math.exp(rng.uniform(math.log(low), math.log(high + 0.49))))
+    width = high if rng.random() < mix.full else round(math.exp(rng.uniform(math.log(low), math.log(high + 0.49))))
     wasteful = rng.random() < mix.junk
     style = Style(width=max(low, width), junk=1 / 3 if wasteful else 0.0, skip=mix.skip if wasteful else 0.0)
     return orchestrate(style, seed=rng.randrange(2**31))
@@ -140,10 +146,19 @@ def _spawn_weight(mix: DemoMix) -> float:
     return odds * mix.serial / max(1, mix.orchestrated)
 
 
-def _demos(rollout: Rollout, first: float, children: int, rng: random.Random) -> Iterator[Demo]:
-    yield Demo(rollout.trace, first)
+def _demos(rollout: Rollout, first: float, children: int, slip: Sequence[int], rng: random.Random) -> Iterator[Demo]:
+    yield Demo(rollout.trace, first, _slips(rollout.trace, slip))
     for child in rng.sample(rollout.children, min(children, len(rollout.children))):
-        yield Demo(child.trace)
+        yield Demo(child.trace, slips=_slips(child.trace, slip))
+
+
+def _slips(trace: Trace, slip: Sequence[int]) -> frozenset[int]:
+    """The turns, counted from 0 over the trace, that were answered with what `slip` spells."""
+    spans = [s for segment in trace.segments for s in segment.spans]
+    acted = [k for k, s in enumerate(spans) if s.kind == "sampled"]
+    answers = [spans[k + 1].ids if k + 1 < len(spans) else () for k in acted]
+    n, wanted = len(slip), tuple(slip)
+    return frozenset(t for t, ids in enumerate(answers) if any(ids[i : i + n] == wanted for i in range(len(ids))))
 
 
 def _weights(segment: Segment, demo: Demo, observed: float) -> Iterator[float]:
@@ -152,7 +167,8 @@ def _weights(segment: Segment, demo: Demo, observed: float) -> Iterator[float]:
     for span in segment.spans:
         if span.kind == "sampled":
             turn += 1
-            yield from (demo.first if turn == 1 and k == 0 else 1.0 for k in range(len(span.ids)))
+            weight = 0.0 if turn in demo.slips else 1.0
+            yield from (demo.first if turn == 1 and k == 0 else weight for k in range(len(span.ids)))
         elif observed:
             yield from [0.0 if demo.trace.agent == DRILL else observed] * (len(span.ids) - skip)
         skip = False

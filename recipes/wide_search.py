@@ -18,5 +18,4 @@ def wide_search() -> Recipe:
 
 def single_agent() -> Recipe:
     """The same PPO on the same tasks, for as many episodes, without subagents."""
-    main = wide_search()
-    return replace(main, spawn=False, parl=replace(main.parl, lambda_parallel=0.0, lambda_finish=0.0))
+    return replace(wide_search(), spawn=False, parl=ParlConfig(lambda_parallel=0.0, lambda_finish=0.0))

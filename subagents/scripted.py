@@ -7,10 +7,12 @@ conversation's text alone. Not here: splitting work between agents (`orchestrato
 
 from __future__ import annotations
 
+import random
 import re
 from dataclasses import dataclass, field
 
-from swarm.transcript import Transcript
+from swarm.seeds import derive
+from swarm.transcript import Policy, Transcript
 from swarm.types import ToolCall, Turn
 
 _COLUMNS = re.compile(r"Columns: (.+)")
@@ -22,6 +24,9 @@ _DOC = re.compile(_LABEL + "$")
 _FIELD = re.compile(r"^([a-zA-Z]) ([^:]+): (.*)$")
 _REVISION = re.compile(r"^(.*) \((\d{4})\)$")
 ABSENT = "N/A"
+NO_PAGE = "no such page"
+_AT_END = 5
+"""How many times more often the slipping reader slips where a page of the list ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +145,28 @@ def read_table(transcript: Transcript) -> Turn:
 def _beyond_the_list(transcript: Transcript) -> bool:
     """Whether the page just asked for does not exist: there is nothing more to read."""
     results = transcript.exchanges[-1].results if transcript.exchanges else ()
-    return any(r.startswith(("page ", "no such page")) for r in results)
+    return any(r.startswith("page ") for r in results)
+
+
+def slipping(rate: float, seed: int) -> Policy:
+    """The reader, but now and then, most often where a page of the list ends, it opens what is not there.
+
+    What it does next shows how one recovers. The slips themselves are not for imitation: their
+    answer begins with `NO_PAGE`.
+    """
+
+    def policy(transcript: Transcript) -> Turn:
+        turn, notes = read_table(transcript), take_notes(transcript)
+        if transcript.last or not notes.page or not turn.calls:
+            return turn
+        rng = random.Random(derive(seed, transcript.user, len(transcript.exchanges)))
+        at_end = "page" in turn.calls[0].arguments
+        if rng.random() >= rate * (_AT_END if at_end else 1):
+            return turn
+        links = [f[2] for fields in notes.fields.values() for f in fields.values()]
+        return _call("access", turn.content, url=f"#{max([*notes.entries, *links]) + 1}")
+
+    return policy
 
 
 def keys_only(transcript: Transcript) -> Turn:

@@ -23,7 +23,7 @@ def test_the_recipe_learns_at_small_scale(tmp_path: Path):
         steps=60,
         step_tokens=1500,
         model=ModelConfig(hidden=64, layers=2, heads=2, kv_heads=1, ffn=128, vocab=2000),
-        world=WorldConfig(families=("isotope",), groups_per_band=12, missing=0.05),
+        world=WorldConfig(families=("airport",), groups_per_band=3),
         demos=DemoMix(orchestrated=100, serial=50, single=50, long=0, budget=(6, 12)),
         sft=SFTConfig(LrSchedule(5e-3, 5, 60, "cosine", 0.05)),
         threads=1,
