@@ -192,7 +192,9 @@ def _systems_section(report: Mapping[str, Any]) -> str:
     lines = [
         "## Held-out tasks, full budget",
         grid(["system", *(h for _, h, _ in FIELDS), "item-F1, 95 %"], rows),
-        "All systems saw the same tasks, none of them in training. *item-F1*: cells right, strictly compared; "
+        "All systems saw the same tasks, none of them in training. *single agent* and *cold start* are the "
+        "checkpoint that training started from, without and with the spawning tools (of a run that trains a single "
+        "agent, *single agent* is the trained one). *item-F1*: cells right, strictly compared; "
         "*row-F1*: whole rows right; *success*: whole tables right. *critical steps*: the longest chain of tool "
         "calls, what a user waits for; *total steps*: all calls of all agents. *width*: most subagents at once. "
         "*finish rate*: assignments that brought a needed row, among all assignments, refused ones included; "
