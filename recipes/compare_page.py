@@ -80,8 +80,8 @@ def _headline_section(results: Mapping[str, Any], pictures: Sequence[str]) -> It
     yield (
         "All systems saw the same tasks, none of them in training. *single agent, PPO*: trained without subagents; "
         "*single agent* and *cold start*: the weights that the swarm's training began with, without and with spawn "
-        "tools. *finish rate*: assignments that brought a needed row, among all; *spurious*: the others. A single value "
-        "means one seed, or the same in all."
+        "tools. *finish rate*: assignments that brought a needed row, among all; *spurious*: the others. "
+        "A single value means one seed, or the same in all."
     )
     yield _gains(headline)
     yield from _targets_section(headline, pictures)
