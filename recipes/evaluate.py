@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,12 +58,13 @@ async def quick(s: Session, harness: Harness, n: int) -> dict[str, float]:
     return {f"eval/{k}": float(means[k]) for k in wanted if means[k] is not None}
 
 
-async def closing(s: Session, run: Path, advance: Callable[[int], None], skip: Callable[[int], None]) -> None:
+async def closing(
+    s: Session, run: Path, blocks: Sequence[Block], advance: Callable[[int], None], skip: Callable[[int], None]
+) -> None:
     """All blocks of the recipe's evaluation; those that are on file already are skipped."""
     path = run / "episodes.jsonl"
     kept = episodes.read(path) if path.exists() else []
     counts = Counter((e.system, e.budget, e.sweep) for e in kept)
-    blocks = list(_blocks(s))
     whole = {(b.system, b.budget, b.sweep) for b in blocks if counts[b.system, b.budget, b.sweep] == len(b.tasks)}
     episodes.write(path, [e for e in kept if (e.system, e.budget, e.sweep) in whole])
     for block in blocks:
@@ -90,14 +91,16 @@ def _sweeps(recipe: Recipe) -> list[tuple[str, tuple[int, ...]]]:
     return [*single, ("swarm", ev.sweep_swarm)] if recipe.spawn else single
 
 
-def _blocks(s: Session) -> Iterator[Block]:
+def blocks_of(s: Session) -> list[Block]:
+    """The blocks of the closing evaluation. Raises ValueError where the world has too few such tasks:
+    draw them before training, not after it.
+    """
     ev = s.recipe.evaluation
     tasks = s.tasks.draw("heldout", ev.tasks, _SEED, rows=ev.rows)
     wide = s.tasks.draw("heldout", ev.wide_tasks, _SEED + 2, rows=ev.wide_rows)
-    for system in _systems(s.recipe):
-        yield Block(system, ev.budget, False, tasks)
-    for system, budgets in _sweeps(s.recipe):
-        yield from (Block(system, budget, True, wide) for budget in budgets)
+    full = [Block(system, ev.budget, False, tasks) for system in _systems(s.recipe)]
+    swept = [Block(system, budget, True, wide) for system, budgets in _sweeps(s.recipe) for budget in budgets]
+    return full + swept
 
 
 async def _block(s: Session, harness: Harness, block: Block, advance: Callable[[int], None]) -> list[Episode]:

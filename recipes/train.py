@@ -25,7 +25,7 @@ import trio
 from rich.console import Console
 
 from recipes.config import Recipe
-from recipes.evaluate import closing, episodes_of, quick
+from recipes.evaluate import blocks_of, closing, episodes_of, quick
 from recipes.overrides import to_json
 from recipes.progress import Progress
 from recipes.report import print_table, write_report
@@ -78,6 +78,7 @@ async def _train(recipe: Recipe, run: RunDir, console: Console) -> None:
         progress.begin("start")
         async with session(recipe, policy, subagent, tokenizer) as s:
             s.engine.set_weights(policy, learner.updates)
+            blocks = blocks_of(s)
             progress.begin("ppo")
             progress.skip("ppo", at * recipe.episodes)
             for k in range(at, recipe.iterations):
@@ -92,7 +93,8 @@ async def _train(recipe: Recipe, run: RunDir, console: Console) -> None:
                     save_state(run.path / "checkpoints" / f"step_{k + 1:06d}", state)
             save(policy, tokenizer, run.path / "policy", learner.updates)
             progress.begin("evaluation")
-            await closing(s, run.path, partial(progress.advance, "evaluation"), partial(progress.skip, "evaluation"))
+            advance, skip = partial(progress.advance, "evaluation"), partial(progress.skip, "evaluation")
+            await closing(s, run.path, blocks, advance, skip)
     summary = {
         "lambda_final": list(recipe.parl.lambdas(learner.step)) if recipe.spawn else [0.0, 0.0],
         "frozen_sha256": {"before": frozen_sha, "after": weights_sha256(subagent)},

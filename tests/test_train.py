@@ -76,7 +76,8 @@ def test_a_run_that_was_killed_goes_on_where_it_was_and_one_that_is_done_says_so
     rows = read_metrics(out)
     assert [r["step"] for r in rows] == [1, 2, 3]
     assert [r["optimizer_step"] for r in rows] == [0, 2, 4]
-    assert [r["reward/lambda_parallel"] for r in rows] == pytest.approx([0.3, 0.3, 0.15])
+    first = wide_search().parl.lambda_parallel
+    assert [r["reward/lambda_parallel"] for r in rows] == pytest.approx([first, first, first / 2])
     assert [len(list(read(out / "rollouts" / f"iteration_{k:04d}.rollouts"))) for k in (1, 2, 3)] == [4, 4, 4]
     assert report["lambda_final"] == [0.0, 0.0]
     assert report["frozen_sha256"]["before"] == report["frozen_sha256"]["after"]
@@ -101,6 +102,15 @@ def test_the_single_agent_is_trained_by_the_same_loop(tmp_path: Path):
     rows = read_metrics(tmp_path / "run")
     assert {r["rollout/spawn_rate"] for r in rows} == {0.0}
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["spawn"] is False
+
+
+@pytest.mark.slow
+def test_an_evaluation_that_the_world_has_no_tasks_for_is_refused_before_training(tmp_path: Path):
+    recipe = small(single_agent())
+    recipe = replace(recipe, evaluation=replace(recipe.evaluation, wide_rows=(70, 80)))
+    with pytest.raises(ValueError, match=r"tasks: 0 found, want 2 \(heldout, rows \(70, 80\)"):
+        train(recipe, tmp_path / "run", console=Console(quiet=True))
+    assert read_metrics(tmp_path / "run") == []
 
 
 def test_senseless_settings_are_refused_with_the_value():
