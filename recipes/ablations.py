@@ -25,8 +25,8 @@ def _base() -> Recipe:
     )
     return replace(
         Recipe(),
-        iterations=24,
-        episodes=48,
+        iterations=18,
+        episodes=40,
         start=SLOPPY,
         tasks=TaskMix(rows=(8, 24), budget=(30, 40)),
         child=replace(Recipe().child, temperature=1.0),
@@ -41,7 +41,7 @@ def serial_collapse() -> Recipe:
 
 def serial_collapse_parl() -> Recipe:
     """PARL, annealed to 0 at two thirds of the run."""
-    return replace(_base(), parl=ParlConfig(lambda_parallel=0.3, lambda_finish=0.3, anneal_steps=56))
+    return replace(_base(), parl=ParlConfig(lambda_parallel=0.6, lambda_finish=0.6, anneal_steps=44))
 
 
 def spurious() -> Recipe:
