@@ -27,6 +27,7 @@ from swarm.rundir import RunDirError
 from tests.test_report_episodes import BASE, swept
 
 SUMMARY = {"frozen_sha256": {"before": "a", "after": "a"}, "start_sha256": "s", "wall_seconds": 60}
+ITERATIONS = wide_search().iterations
 ALONE = replace(BASE, assigned=0, useful=0, refused=0, width=0)
 
 
@@ -211,7 +212,7 @@ def test_trainings_that_differ_are_named() -> None:
     single = single_run(1)
     longer = replace(single, recipe={**single.recipe, "iterations": 80})
     made = compare({"swarm": [swarm_run(1, 0.9, 0.8)], "single_agent": [longer]})
-    assert falls_short(made)[0].endswith("`iterations` is 40 for the swarm, 80 for the other.")
+    assert falls_short(made)[0].endswith(f"`iterations` is {ITERATIONS} for the swarm, 80 for the other.")
 
 
 def test_seeds_without_a_partner_are_left_out_of_gains() -> None:
@@ -234,7 +235,7 @@ def test_a_group_has_one_run_a_seed() -> None:
 
 
 def test_a_group_is_one_recipe() -> None:
-    with pytest.raises(ReportError, match="wide_search-2 cannot be compared: iterations is 40 and 3"):
+    with pytest.raises(ReportError, match=f"wide_search-2 cannot be compared: iterations is {ITERATIONS} and 3"):
         compare({"swarm": [swarm_run(1, 0.9, 0.8), run(wide_search, 2, [BASE], iterations=3)]})
 
 

@@ -193,6 +193,7 @@ async def test_what_is_kept_between_turns_changes_nothing(make):
     assert kept.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
 
 
+@pytest.mark.slow
 async def test_loading_a_checkpoint_changes_what_the_embedded_engine_says(tmp_path: Path):
     ref = save(tiny(2), None, tmp_path / "m", version=8)
     async with embedded() as s, EmbeddedEngine(tiny(2), max_len=256, cache_bytes=2 << 20) as other:
