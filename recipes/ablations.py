@@ -21,7 +21,7 @@ SLOPPY = SHIPPED.with_name("sloppy-1m")
 
 def _base() -> Recipe:
     evaluation = Evaluation(
-        tasks=80, rows=(8, 24), wide_tasks=4, wide_rows=(10, 24), sweep_swarm=(16,), sweep_single=(16,)
+        tasks=50, rows=(8, 24), wide_tasks=4, wide_rows=(10, 24), sweep_swarm=(16,), sweep_single=(16,)
     )
     return replace(
         Recipe(),

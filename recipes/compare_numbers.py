@@ -1,8 +1,8 @@
 """What several seeds of a recipe show together: spreads, gains by task, steps to a quality, ablations.
 
 The single agent here is one that had the same PPO as the swarm (`single_agent_ppo`); `single_agent` stays what
-the swarm's training began with, without subagents. Not here: reading run folders (`recipes.compare`), and the means of one run
-(`recipes.episodes`).
+the swarm's training began with, without subagents. Not here: reading run folders (`recipes.compare`), and the
+means of one run (`recipes.episodes`).
 """
 
 from __future__ import annotations

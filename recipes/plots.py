@@ -189,7 +189,7 @@ def steps_to_target(axis: Axes, report: Mapping[str, Any]) -> None:
     axis.margins(y=0.2)
     if any("ratio_lower_bound" in r for r in rows):
         axis.bar([0], [0], color="white", edgecolor=INK, hatch="///", label="target not reached")
-    legend(axis)
+    legend(axis, above=True)
 
 
 def _ratio(axis: Axes, i: int, row: Mapping[str, Any]) -> None:
@@ -286,8 +286,12 @@ def dress(axis: Axes, title: str, x: str, y: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def legend(axis: Axes) -> None:
-    if axis.get_legend_handles_labels()[0]:
+def legend(axis: Axes, *, above: bool = False) -> None:
+    """A legend where there is room; `above` the bars, in one line, where there is none among them."""
+    if above and axis.patches:
+        axis.set_ylim(top=2 * axis.get_ylim()[1])
+        axis.legend(frameon=False, fontsize=9, ncols=3, loc="upper left")
+    elif axis.get_legend_handles_labels()[0]:
         axis.legend(frameon=False, fontsize=9)
     else:
         axis.annotate("no data", (0.5, 0.5), xycoords="axes fraction", ha="center", color="#888888")

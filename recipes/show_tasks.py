@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rewards.table import table_scores
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -23,6 +22,7 @@ from envs.world import BANDS, FAMILIES, World, WorldConfig, band
 from recipes.arguments import family_name, parser_of, positive, rows_range
 from recipes.session import open_world
 from recipes.wide_search import wide_search
+from rewards.table import table_scores
 from swarm.types import Task
 
 
