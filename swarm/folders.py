@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -36,14 +36,13 @@ def replace(folder: Path, write: Callable[[Path], None]) -> None:
         settled(folder, missing_ok=True)
         for leftover in (new, old):
             shutil.rmtree(leftover, ignore_errors=True)
-        try:
+        with ExitStack() as undo:
+            undo.callback(shutil.rmtree, new, ignore_errors=True)
             new.mkdir()
             write(new)
             for path in (*new.iterdir(), new):
                 flush(path)
-        except BaseException:
-            shutil.rmtree(new, ignore_errors=True)
-            raise
+            undo.pop_all()
         if folder.exists():
             folder.rename(old)
         new.rename(folder)

@@ -1,6 +1,6 @@
 """The run folder: one writer, a recipe that stays what it was, metrics that a kill cannot spoil.
 
-    runs/NAME/   recipe.json   metrics.jsonl   done.json   run.lock   checkpoints/ states/ rollouts/ logs/ report/
+    runs/NAME/   recipe.json   metrics.jsonl   done.json   run.lock   checkpoints/ rollouts/ report/
 
 Not here: what a checkpoint or a record holds, and what a report says.
 """
@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,7 @@ from filelock import FileLock, Timeout
 
 from swarm.folders import flush
 
-_FOLDERS = ("checkpoints", "states", "rollouts", "logs", "report")
+_FOLDERS = ("checkpoints", "rollouts", "report")
 _ABSENT = object()
 
 
@@ -42,7 +43,8 @@ class RunDir:
         if _foreign(path):
             raise RunDirError(f"{path}: not a run folder (it has no recipe.json), want a new or an empty one")
         self._lock = _acquire(path)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._lock.release)
             if clean:
                 _empty(path)
             _keep_recipe(path, recipe)
@@ -50,9 +52,7 @@ class RunDir:
                 (path / name).mkdir(exist_ok=True)
             _drop_torn_line(path / "metrics.jsonl")
             self._metrics = (path / "metrics.jsonl").open("ab", buffering=0)
-        except BaseException:
-            self._lock.release()
-            raise
+            undo.pop_all()
 
     def __enter__(self) -> RunDir:
         return self

@@ -16,7 +16,7 @@ RECIPE = {"ppo": {"lr": 1e-4, "epochs": 1}, "seed": 0}
 def test_a_new_run_keeps_its_recipe_and_has_its_folders(tmp_path: Path) -> None:
     with RunDir(tmp_path / "runs" / "x", RECIPE) as run:
         assert read_recipe(run.path) == RECIPE
-        assert all((run.path / n).is_dir() for n in ("checkpoints", "states", "rollouts", "logs", "report"))
+        assert all((run.path / n).is_dir() for n in ("checkpoints", "rollouts", "report"))
         assert run.done is None
 
 
