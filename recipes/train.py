@@ -95,9 +95,12 @@ async def _train(recipe: Recipe, run: RunDir, console: Console) -> None:
             progress.begin("evaluation")
             advance, skip = partial(progress.advance, "evaluation"), partial(progress.skip, "evaluation")
             await closing(s, run.path, blocks, advance, skip)
+    after = weights_sha256(subagent)
+    if after != frozen_sha:
+        raise RuntimeError(f"the frozen subagent changed: sha256 {frozen_sha[:12]} before, {after[:12]} after")
     summary = {
         "lambda_final": list(recipe.parl.lambdas(learner.step)) if recipe.spawn else [0.0, 0.0],
-        "frozen_sha256": {"before": frozen_sha, "after": weights_sha256(subagent)},
+        "frozen_sha256": {"before": frozen_sha, "after": after},
         "start_sha256": start_sha,
         "wall_seconds": before + perf_counter() - started,
         "seed": recipe.seed,
