@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -118,11 +117,6 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 2688) -> PreTrainedT
     )
     fast.chat_template = TEMPLATE
     return fast
-
-
-def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Writes a folder that transformers' AutoTokenizer loads."""
-    tokenizer.save_pretrained(str(folder))
 
 
 def _digits() -> Iterator[str]:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from recipes.tokenizer import build_tokenizer, save_tokenizer
+from recipes.tokenizer import build_tokenizer
 from swarm.chat import HermesChat
 from swarm.types import ToolCall, ToolSpec, Turn
 
@@ -84,7 +84,7 @@ def test_the_same_texts_give_the_same_tokenizer() -> None:
 
 
 def test_a_saved_tokenizer_loads_with_autotokenizer(tmp_path) -> None:
-    save_tokenizer(TOKENIZER, tmp_path)
+    TOKENIZER.save_pretrained(str(tmp_path))
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert isinstance(loaded, PreTrainedTokenizerFast)
     call = [ToolCall("access", {"url": "#17"})]

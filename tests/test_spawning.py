@@ -2,7 +2,8 @@
 
 import pytest
 
-from orchestrator.tools import AssignTask, CreateSubagent, SpawnLimits
+from orchestrator.tools import REFUSALS, AssignTask, CreateSubagent, SpawnLimits
+from rewards.parl import REFUSED_SPAWNS
 from swarm.loop import Harness, begin, run
 from swarm.transcript import Transcript
 from swarm.types import Rollout, Turn
@@ -78,6 +79,10 @@ async def test_a_senseless_spawn_is_refused_with_a_short_reason_and_counted(call
     r = await rollout(swarm(says(Turn("", calls), Turn("x")), limits=SpawnLimits(assignments=3)))
     assert r.ledger.counts[kind] == 1
     assert text(r).count("error: ") == 1
+
+
+def test_the_reward_counts_every_kind_of_refused_assignment():
+    assert set(REFUSED_SPAWNS) == set(REFUSALS)
 
 
 async def test_a_child_never_outspends_its_parent():
