@@ -25,8 +25,8 @@ def _base() -> Recipe:
     )
     return replace(
         Recipe(),
-        iterations=18,
-        episodes=40,
+        iterations=12,
+        episodes=32,
         start=SLOPPY,
         tasks=TaskMix(rows=(8, 24), budget=(30, 40)),
         child=replace(Recipe().child, temperature=1.0),
@@ -40,8 +40,8 @@ def serial_collapse() -> Recipe:
 
 
 def serial_collapse_parl() -> Recipe:
-    """PARL, annealed to 0 at two thirds of the run."""
-    return replace(_base(), parl=ParlConfig(lambda_parallel=0.6, lambda_finish=0.6, anneal_steps=44))
+    """PARL, annealed to 0 before the last two iterations."""
+    return replace(_base(), parl=ParlConfig(lambda_parallel=0.6, lambda_finish=0.6, anneal_steps=32))
 
 
 def spurious() -> Recipe:
