@@ -5,6 +5,7 @@ import logging
 import os
 import resource
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,13 +47,15 @@ def ref(tmp_path: Path) -> CheckpointRef:
     return save(tiny(), None, tmp_path / "model", 3)
 
 
-@pytest.fixture
+@contextmanager
 def small_disk():
-    """Files of more than 2 KiB cannot be written."""
+    """Files of more than 2 KiB cannot be written: no fixture, since the test runner's own log may be one."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2048, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -135,8 +138,8 @@ def test_a_crash_between_the_renames_leaves_the_old_model(ref: CheckpointRef) ->
     assert ref_of(ref.path) == ref
 
 
-def test_a_disk_that_is_full_leaves_the_old_model(ref: CheckpointRef, small_disk: None) -> None:
-    with pytest.raises(CheckpointError, match="cannot write the checkpoint: .*earlier ones are intact"):
+def test_a_disk_that_is_full_leaves_the_old_model(ref: CheckpointRef) -> None:
+    with small_disk(), pytest.raises(CheckpointError, match="cannot write the checkpoint: .*earlier ones are intact"):
         save(tiny(1), None, ref.path, 4)
     assert ref_of(ref.path) == ref
     assert os.listdir(ref.path.parent) == ["model"]
@@ -296,9 +299,9 @@ def test_a_half_written_state_is_not_found(tmp_path: Path) -> None:
     assert latest(tmp_path) is None
 
 
-def test_a_disk_that_is_full_leaves_the_last_good_state(tmp_path: Path, small_disk: None) -> None:
+def test_a_disk_that_is_full_leaves_the_last_good_state(tmp_path: Path) -> None:
     save_state(tmp_path / "step_1", STATE, keep=1)
-    with pytest.raises(CheckpointError, match=r"step_2: cannot write the checkpoint: "):
+    with small_disk(), pytest.raises(CheckpointError, match=r"step_2: cannot write the checkpoint: "):
         save_state(tmp_path / "step_2", {"w": torch.ones(5000)}, keep=1)
     assert latest(tmp_path) == tmp_path / "step_1"
     assert os.listdir(tmp_path) == ["step_1"]
