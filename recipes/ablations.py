@@ -5,8 +5,9 @@
     spurious                λ1 for ever      paid for width alone, it assigns what nobody needs
     spurious_finish         λ1, λ2 for ever  paid for finishing too, it does not
 
-All four start from a copy of the shipped model that skips pages and assigns duplicates
-(`swarm-rl train cold_start_sloppy`), on small tables, where an agent alone does well.
+The first two start from a copy of the shipped model that skips pages and assigns duplicates
+(`swarm-rl train cold_start_sloppy`), the others from the shipped model; all on small tables, where an agent
+alone does well and a wide swarm is too wide.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ def _base() -> Recipe:
     )
 
 
+def _able() -> Recipe:
+    """From the shipped model, which splits well: so that spawning is worth it from the first day."""
+    return replace(_base(), start=SHIPPED, child=Recipe().child, tasks=TaskMix(rows=(3, 24), budget=(30, 40)))
+
+
 def serial_collapse() -> Recipe:
     """No shaping: λ1 = λ2 = 0."""
     return replace(_base(), parl=ParlConfig(lambda_parallel=0.0, lambda_finish=0.0))
@@ -46,9 +52,9 @@ def serial_collapse_parl() -> Recipe:
 
 def spurious() -> Recipe:
     """Width is paid for ever, finishing never."""
-    return replace(_base(), parl=ParlConfig(lambda_parallel=0.5, lambda_finish=0.0, anneal=False, reference_width=8))
+    return replace(_able(), parl=ParlConfig(lambda_parallel=0.5, lambda_finish=0.0, anneal=False, reference_width=8))
 
 
 def spurious_finish() -> Recipe:
     """Width and finishing are paid for ever."""
-    return replace(_base(), parl=ParlConfig(lambda_parallel=0.5, lambda_finish=0.5, anneal=False, reference_width=8))
+    return replace(_able(), parl=ParlConfig(lambda_parallel=0.5, lambda_finish=0.5, anneal=False, reference_width=8))
