@@ -100,7 +100,7 @@ class Recipe:
     evaluation: Evaluation = field(default_factory=Evaluation)
     at_once: int = 64
     threads: int = 0
-    checkpoint_every: int = 2
+    checkpoint_every: int = 1
     wandb: Literal["offline", "online", "disabled"] = "offline"
 
     def __post_init__(self) -> None:
