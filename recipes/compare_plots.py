@@ -173,7 +173,8 @@ def _bars(axis: Axes, rows: Sequence[Mapping[str, Any]], offset: float, key: str
     """Hatched where the mean is only a lower bound."""
     whole = [(i + offset, r[key]["value"]) for i, r in enumerate(rows) if r[key]["value"] and _reached(r[key])]
     bound = [(i + offset, r[key]["value"]) for i, r in enumerate(rows) if r[key]["value"] and not _reached(r[key])]
-    axis.bar([x for x, _ in whole], [y for _, y in whole], 0.34, color=colour, label=name)
+    axis.bar([0], [0], color=colour, label=name)  # the legend's, also where no bar is whole
+    axis.bar([x for x, _ in whole], [y for _, y in whole], 0.34, color=colour)
     axis.bar([x for x, _ in bound], [y for _, y in bound], 0.34, color="white", edgecolor=colour, hatch="///")
     dots = [(i + offset, s[key]["value"]) for i, r in enumerate(rows) for s in r["seeds"] if s[key]["value"]]
     axis.scatter([x for x, _ in dots], [y for _, y in dots], s=14, color="white", edgecolors=INK, zorder=3)

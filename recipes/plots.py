@@ -175,7 +175,8 @@ def steps_to_target(axis: Axes, report: Mapping[str, Any]) -> None:
     for offset, system in ((-0.18, "single_agent"), (0.18, "swarm")):
         name, colour, _ = style(system, [])
         seen = [(i, r[system]) for i, r in enumerate(rows) if r[system] is not None]
-        axis.bar([i + offset for i, _ in seen], [v for _, v in seen], 0.34, color=colour, label=name)
+        axis.bar([0], [0], color=colour, label=name)  # the legend's, also where no bar is whole
+        axis.bar([i + offset for i, _ in seen], [v for _, v in seen], 0.34, color=colour)
         bound = [(i, r[f"{system}_lower_bound"]) for i, r in enumerate(rows) if f"{system}_lower_bound" in r]
         axis.bar(
             [i + offset for i, _ in bound], [v for _, v in bound], 0.34, color="white", edgecolor=colour, hatch="///"
