@@ -13,6 +13,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 
 STYLES: dict[str, tuple[str, str, str]] = {
@@ -184,7 +185,7 @@ def steps_to_target(axis: Axes, report: Mapping[str, Any]) -> None:
     for i, row in enumerate(rows):
         _ratio(axis, i, row)
     axis.set_xticks(range(len(rows)), [f"{100 * r['target']:.0f} %" for r in rows])
-    if axis.patches:
+    if has_bars(axis):
         axis.set_yscale("log", base=2)
     axis.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:g}"))
     axis.margins(y=0.2)
@@ -287,9 +288,14 @@ def dress(axis: Axes, title: str, x: str, y: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def has_bars(axis: Axes) -> bool:
+    """Whether a bar is drawn that one can see: a logarithmic axis needs one."""
+    return any(isinstance(p, Rectangle) and p.get_height() > 0 for p in axis.patches)
+
+
 def legend(axis: Axes, *, above: bool = False) -> None:
     """A legend where there is room; `above` the bars, in one line, where there is none among them."""
-    if above and axis.patches:
+    if above and has_bars(axis):
         axis.set_ylim(top=2 * axis.get_ylim()[1])
         axis.legend(frameon=False, fontsize=9, ncols=3, loc="upper left")
     elif axis.get_legend_handles_labels()[0]:
