@@ -1,6 +1,7 @@
 """The cold start: the embedded model learns both roles from demonstrations, before any reinforcement.
 
-    swarm-rl train cold_start              the model that ships in subagents/checkpoints/reader-1m
+    swarm-rl train cold_start              from nothing, both roles
+    swarm-rl train cold_start_polish       from there to what ships as subagents/checkpoints/reader-1m
     swarm-rl train cold_start_sloppy       its copy that splits work badly: where the ablations start
 
 A Qwen3 of about a million parameters with a tokenizer of its own is fitted to recorded rollouts of
