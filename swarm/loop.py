@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from string import ascii_lowercase
 
 import trio
 
@@ -106,7 +107,8 @@ def begin(
     """The state before the first turn. A root agent is asked the task's query."""
     budget = budget or harness.budget
     prompt = task.query if prompt is None else prompt
-    workspace = workspace or Workspace((Artifact(task.subject, cells={"text": task.query}),))
+    lettered = dict(zip(ascii_lowercase, task.names, strict=False))
+    workspace = workspace or Workspace((Artifact(task.subject, cells={"text": task.query, **lettered}),))
     left = budget.critical_steps
     ids = harness.chat.prompt(
         harness.system if system is None else system,

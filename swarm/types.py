@@ -138,7 +138,8 @@ class Task:
     """One problem. A policy sees `query` and, by the handle `#0`, `subject`; never `gold` or `meta`.
 
     `domain` is the family (`"airport"`), `columns` the names of the wanted table's columns,
-    the first `keys` of which identify a row, `subject` the words to search for.
+    the first `keys` of which identify a row, `subject` the words to search for. The handles
+    `#0.a`, `#0.b`, … stand for `names`, at most 26 texts.
     """
 
     id: str
@@ -149,6 +150,7 @@ class Task:
     gold: tuple[tuple[str, ...], ...]
     keys: int = 1
     meta: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    names: tuple[str, ...] = ()
 
 
 Table = tuple[tuple[str, ...], ...]
