@@ -7,7 +7,6 @@ Axes: S rows, N action tokens, n those of a micro-batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +18,7 @@ from transformers import Qwen3ForCausalLM
 from swarm.rl.batch import turns_of
 from swarm.rl.forward import chosen, hidden_states, log_policy
 from swarm.rl.losses import mean_over
+from swarm.rl.optim import OptimizerConfig
 from swarm.rl.processes import alone, total
 from swarm.rl.rows import Rows, micro_batches, rows_of
 from swarm.rl.schedule import LrSchedule
@@ -31,21 +31,13 @@ class SFTConfig:
     """`SFTConfig(LrSchedule(3e-3, warmup=50, total=1600, decay="cosine"))`. `micro_tokens` bounds one forward."""
 
     lr: LrSchedule = field(default_factory=lambda: LrSchedule(3e-3))
-    betas: tuple[float, float] = (0.9, 0.98)
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(betas=(0.9, 0.98)))
     micro_tokens: int = 4096
     bf16: bool = False
 
     def __post_init__(self) -> None:
         if self.micro_tokens < 1:
             raise ValueError(f"sft: micro_tokens = {self.micro_tokens}, want at least 1")
-        if not all(0 <= b < 1 for b in self.betas):
-            raise ValueError(f"sft: betas = {self.betas}, want each from 0 to below 1")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"sft: weight_decay = {self.weight_decay}, want a finite number of at least 0")
-        if not 0 < self.max_grad_norm < math.inf:
-            raise ValueError(f"sft: max_grad_norm = {self.max_grad_norm}, want a finite number above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +74,7 @@ def sft_stepper(model: Qwen3ForCausalLM, config: SFTConfig, accelerator: Acceler
     """The optimizer of a supervised run; its `state_dict` is all that a resume needs beside the weights."""
     accelerator = accelerator or alone()
     nn.Module.to(model.eval(), accelerator.device)
-    return Stepper(model, config.lr, accelerator, config.betas, config.weight_decay, config.max_grad_norm)
+    return Stepper(model, config.lr, accelerator, config.optimizer)
 
 
 def sft_step(
