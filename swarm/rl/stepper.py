@@ -152,7 +152,7 @@ class Stepper:
             _want(have == want, f"{name} {have}", f"{want}")
         for name, kept in state["moments"].items():
             for key, x in kept.items():
-                want = () if key == "step" else shapes.get(name)
+                want = () if key == "step" else shapes.get(name, "no such parameter")
                 _want(tuple(x.shape) == want, f"{key} of {name} {tuple(x.shape)}", f"{want}")
 
 
