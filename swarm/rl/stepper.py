@@ -103,11 +103,11 @@ class Stepper:
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         flags = [float(not self._finite), *(float(p.grad is not None) for p in self.parameters)]
         flat = total(self.accelerator, torch.cat([here.new_tensor(flags), *(g.flatten() for g in grads)]))
-        flags_ = flat[: len(flags)].tolist()
+        failed, *has_grad = flat[: len(flags)].tolist()
         summed = flat[len(flags) :].split([p.numel() for p in self.parameters])
-        for p, g, has in zip(self.parameters, summed, flags_[1:], strict=True):
+        for p, g, has in zip(self.parameters, summed, has_grad, strict=True):
             p.grad = g.view_as(p).to(p.dtype) if has else None
-        return flags_[0] == 0
+        return failed == 0
 
     def reset_moments(self) -> None:
         """Forgets what the optimizers remember of earlier gradients; the count of steps, and so the rate, goes on."""
