@@ -222,7 +222,10 @@ def _against_group(chain: Chain, form: Form) -> Tensor:
         return_R = return_R.index_add(0, chain.rollout_N, chain.extra_N.double())
     _, group_R, size_G = torch.unique(chain.group_R, return_inverse=True, return_counts=True)
     size_R = size_G[group_R]
-    above_R = return_R - _group_sum(return_R, group_R) / size_R
+    # From the least of the group, so that equal rewards give 0 and not a rounding error to be divided by 1e-6.
+    least_G = return_R.new_full((len(size_G),), math.inf).scatter_reduce(0, group_R, return_R, "amin")
+    above_R = return_R - least_G[group_R]
+    above_R = above_R - _group_sum(above_R, group_R) / size_R
     others_R = (size_R - 1).clamp(min=1)
     if form == "rloo":
         # r − (Σ − r) / (n − 1) = (r − Σ/n) · n / (n − 1)
