@@ -1,16 +1,16 @@
 """Deep search: tasks of several trails through the pages, each to be followed link by link to one value.
 
-    query     Find the last of each.
-              a: Ohio, United States | largest city | nearest airport | elevation
-              b: Uranium-238 | decay product | decay product | half life
+    query     Find all: largest city | nearest airport | elevation
+              a: Ohio, United States
+              b: Utah
               The latest revision wins. Write N/A if a page does not say.
-    gold      ("4,023", "6.70 h")         one row, a value a trail
+    gold      ("4,023", "4,227")          one row, a value a trail
     names     `#0.a` is "Ohio, United States", so that it need not be spelt out to be searched for
 
-Every trail is short, but all of them together are far longer than a small context: what was found early
-has to be carried along. Held-out tasks start at pages, and now and then follow shapes (which links, which
-last field) that no training task has. Gold values are exactly the strings on the pages.
-Not here: wide tasks (`envs.tasks`), and how a policy keeps what it found.
+The question is short and each trail is too, but all of them together are far longer than a small context:
+what was found early has to be carried along. Held-out tasks start at pages at which no training task does, and
+some follow links to a field that no training task asks for by them. Gold values are exactly the strings on
+the pages. Not here: wide tasks (`envs.tasks`), and how a policy keeps what it found.
 """
 
 from __future__ import annotations
@@ -30,21 +30,23 @@ from envs.world import World, stable_hash
 from swarm.types import Task
 
 DOMAIN = "trails"
-QUESTION = "Find the last of each."
+QUESTION = "Find all: "
 SEPARATOR = " | "
 HELDOUT_SHAPES = 0.15
+ROOM = 3
+"""A shape is asked for where a split has this many times the walks of its longest task, so that tasks differ."""
 _PATIENCE = 200
 
 
 @dataclass(frozen=True, slots=True)
 class TrailConfig:
-    """How many trails a task has and how many links each follows: `TrailConfig(trails=(4, 8), links=(1, 4))`.
+    """How many trails a task has and how many links each of them: `TrailConfig(trails=(5, 8), links=(2, 4))`.
 
     Both ends are included; each number between is equally likely. Raises ValueError for bounds out of range.
     """
 
-    trails: tuple[int, int] = (4, 8)
-    links: tuple[int, int] = (1, 4)
+    trails: tuple[int, int] = (5, 8)
+    links: tuple[int, int] = (2, 4)
 
     def __post_init__(self) -> None:
         _want("trails", self.trails, 1, len(ascii_lowercase))
@@ -53,7 +55,7 @@ class TrailConfig:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a trail looks like, whatever page it starts at: `Shape("subdivision", ("largest city",), "population")`."""
+    """What the trails of a task have in common: `Shape("subdivision", ("largest city",), "population")`."""
 
     family: str
     links: tuple[str, ...]
@@ -64,23 +66,14 @@ class Shape:
         return (self.family, *self.links)
 
     @property
-    def heldout(self) -> bool:
-        """Whether only held-out tasks have it; never one of a single link, of which there are few."""
-        return len(self.links) > 1 and stable_hash("shape", *self.path, self.field) / 2**64 < HELDOUT_SHAPES
-
-
-@dataclass(frozen=True, slots=True)
-class Trail:
-    """A shape and the pages that it leads over, the start first; `value` is what the last page says."""
-
-    shape: Shape
-    pages: tuple[EntityPage, ...]
-    value: str
+    def text(self) -> str:
+        """`"largest city | population"`."""
+        return SEPARATOR.join((*self.links, self.field))
 
     @property
-    def text(self) -> str:
-        """`"Ohio, United States | largest city | population"`."""
-        return SEPARATOR.join((self.pages[0].title, *self.shape.links, self.shape.field))
+    def heldout(self) -> bool:
+        """Whether only held-out tasks have it; never one of a single link, of which there are few."""
+        return len(self.links) > 1 and stable_hash("trail", *self.path, self.field) / 2**64 < HELDOUT_SHAPES
 
 
 Walk = tuple[EntityPage, ...]
@@ -137,8 +130,7 @@ class TrailSet:
         drawn: dict[str, Task] = {}
         misses = 0
         while len(drawn) < n:
-            trails = self._trails(rng, choices, split)
-            task = make_task(trails, split) if trails else None
+            task = self._candidate(rng, choices, split) if choices else None
             if task and task.id not in drawn:
                 drawn[task.id] = task
                 misses = 0
@@ -174,24 +166,23 @@ class TrailSet:
         choices: dict[int, dict[Shape, float]] = defaultdict(dict)
         for shape in self.shapes:
             walks = self._by_split.get((split, shape.path), [])
-            if walks and not (split == "train" and shape.heldout):
+            if len(walks) >= ROOM * self.config.trails[1] and not (split == "train" and shape.heldout):
                 choices[len(shape.links)][shape] = math.sqrt(len(walks))
         return [weights for _, weights in sorted(choices.items())]
 
-    def _trails(self, rng: Random, choices: list[Mapping[Shape, float]], split: Split) -> list[Trail]:
-        """The trails of one task; none if too many of those tried did not fit together."""
+    def _candidate(self, rng: Random, choices: list[Mapping[Shape, float]], split: Split) -> Task | None:
+        weights = rng.choice(choices)
+        (shape,) = rng.choices(list(weights), list(weights.values()))
+        walks = self._by_split[split, shape.path]
         wanted = rng.randint(*self.config.trails)
-        trails: list[Trail] = []
-        for _ in range(_PATIENCE if choices else 0):
-            weights = rng.choice(choices)
-            (shape,) = rng.choices(list(weights), list(weights.values()))
-            walk = rng.choice(self._by_split[split, shape.path])
-            met = {t.pages[k].url for t in trails for k in (0, -1)}
+        chosen: list[Walk] = []
+        for walk in rng.sample(walks, len(walks)):
+            met = {w[k].url for w in chosen for k in (0, -1)}
             if not met & {walk[0].url, walk[-1].url} and self._findable(walk[0].url):
-                trails.append(Trail(shape, walk, value(self.world, walk[-1].url, Column(shape.field))))
-            if len(trails) == wanted:
-                return trails
-        return []
+                chosen.append(walk)
+            if len(chosen) == wanted:
+                return make_task(self.world, shape, chosen, split)
+        return None
 
     @cached_property
     def _findable(self) -> Callable[[str], bool]:
@@ -209,27 +200,27 @@ def findable(world: World, url: str) -> bool:
     return next((hit for hit in hits if world.entity(hit)), "") == url
 
 
-def make_task(trails: Iterable[Trail], split: Split) -> Task:
-    """The task that asks for these trails, lettered from a.
+def make_task(world: World, shape: Shape, walks: Iterable[Walk], split: Split) -> Task:
+    """The task that asks for a shape along these walks, lettered from a.
 
     `meta["steps"]` is what one agent needs: a search and 1 + links pages a trail, and the answer.
     """
-    trails = tuple(trails)
-    letters = tuple(ascii_lowercase[: len(trails)])
-    lines = [f"{letter}: {trail.text}" for letter, trail in zip(letters, trails, strict=True)]
-    query = "\n".join([QUESTION, *lines, RULE])
-    gold = (tuple(trail.value for trail in trails),)
-    names = tuple(trail.pages[0].title for trail in trails)
-    links = [len(trail.shape.links) for trail in trails]
+    walks = tuple(walks)
+    letters = tuple(ascii_lowercase[: len(walks)])
+    names = tuple(walk[0].title for walk in walks)
+    starts = [f"{letter}: {name}" for letter, name in zip(letters, names, strict=True)]
+    query = "\n".join([f"{QUESTION}{shape.text}", *starts, RULE])
+    gold = (tuple(value(world, walk[-1].url, Column(shape.field)) for walk in walks),)
     meta = {
-        "trails": len(trails),
-        "links": links,
-        "steps": sum(n + 2 for n in links) + 1,
-        "heldout_shapes": sum(trail.shape.heldout for trail in trails),
+        "trails": len(walks),
+        "links": len(shape.links),
+        "family": shape.family,
+        "steps": len(walks) * (len(shape.links) + 2) + 1,
+        "heldout_shape": shape.heldout,
         "split": split,
     }
     digest = stable_hash(query, gold)
-    return Task(f"{DOMAIN}-{digest:016x}", query, names[0], DOMAIN, letters, gold, keys=0, meta=meta, names=names)
+    return Task(f"{DOMAIN}-{digest:016x}", query, shape.text, DOMAIN, letters, gold, keys=0, meta=meta, names=names)
 
 
 def _namesakes_left_out(world: World) -> list[EntityPage]:
