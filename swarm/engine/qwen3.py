@@ -95,22 +95,39 @@ def rope_table(shape: Shape, length: int) -> tuple[Tensor, Tensor]:
     return angle_TD.cos(), angle_TD.sin()
 
 
-def hidden(weights: Weights, shape: Shape, ids_T: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Final-norm hidden states (T, M) of documents packed end to end.
-
-    `lengths` are the documents' lengths, in order; positions restart at 0 in each. Sort documents
-    by length before packing: neighbours of equal length share one attention call.
-    Raises ValueError when the lengths do not add up to T.
-    """
+def check(ids_T: Tensor, lengths: Sequence[int], after: Sequence[int]) -> None:
+    """Raises ValueError when the segments do not make up the pack, or do not directly follow what they go on from."""
     if sum(lengths) != len(ids_T) or min(lengths, default=1) < 1:
         raise ValueError(f"lengths add up to {sum(lengths)}, want {len(ids_T)} in documents of at least 1")
-    cos_LD, sin_LD = rope_table(shape, max(lengths, default=0))
-    position_T = torch.cat([torch.arange(n) for n in lengths])
+    root = -1
+    for g, before in enumerate(after):
+        if before not in (-1, root):
+            raise ValueError(f"after[{g}] = {before}, want -1 or {root}, the last segment that goes on from none")
+        root = g if before == -1 else root
+    if len(after) != len(lengths):
+        raise ValueError(f"after has {len(after)} segments, want {len(lengths)}")
+
+
+def hidden(
+    weights: Weights, shape: Shape, ids_T: Tensor, lengths: Sequence[int], after: Sequence[int] | None = None
+) -> Tensor:
+    """Final-norm hidden states (T, M) of documents packed end to end.
+
+    `lengths` are the documents' lengths, in order; positions restart at 0 in each. Where `after[g]` is not −1,
+    segment g goes on from that one: it sees it and counts its positions on. Sort documents by length before
+    packing: neighbours of equal length share one attention call. Raises ValueError when the lengths do not
+    add up to T, or a segment does not directly follow the one that it goes on from, and that one's others.
+    """
+    after = [-1] * len(lengths) if after is None else after
+    check(ids_T, lengths, after)
+    begins = [lengths[a] if a >= 0 else 0 for a in after]
+    cos_LD, sin_LD = rope_table(shape, max((b + n for b, n in zip(begins, lengths, strict=True)), default=0))
+    position_T = torch.cat([torch.arange(b, b + n) for b, n in zip(begins, lengths, strict=True)])
     cos_T1D, sin_T1D = cos_LD[position_T, None], sin_LD[position_T, None]
     x_TM = F.embedding(ids_T, weights["model.embed_tokens.weight"])
     for i in range(shape.layers):
         layer = f"model.layers.{i}."
-        x_TM = x_TM + _attention(weights, shape, layer, x_TM, cos_T1D, sin_T1D, lengths)
+        x_TM = x_TM + _attention(weights, shape, layer, x_TM, cos_T1D, sin_T1D, lengths, after)
         h_TM = F.rms_norm(x_TM, (shape.hidden,), weights[layer + "post_attention_layernorm.weight"], shape.eps)
         gate_TF = F.silu(F.linear(h_TM, weights[layer + "mlp.gate_proj.weight"]))
         up_TF = F.linear(h_TM, weights[layer + "mlp.up_proj.weight"])
@@ -125,7 +142,14 @@ def logits(weights: Weights, hidden_NM: Tensor) -> Tensor:
 
 
 def _attention(
-    weights: Weights, shape: Shape, layer: str, x_TM: Tensor, cos_T1D: Tensor, sin_T1D: Tensor, lengths: Sequence[int]
+    weights: Weights,
+    shape: Shape,
+    layer: str,
+    x_TM: Tensor,
+    cos_T1D: Tensor,
+    sin_T1D: Tensor,
+    lengths: Sequence[int],
+    after: Sequence[int],
 ) -> Tensor:
     h_TM = F.rms_norm(x_TM, (shape.hidden,), weights[layer + "input_layernorm.weight"], shape.eps)
     heads: list[Tensor] = []
@@ -136,7 +160,10 @@ def _attention(
             # Under autocast the projection is bf16, and the fused norm wants a gain of the same type.
             y_THD = _rotate(F.rms_norm(y_THD, (shape.head_dim,), gain_D.to(y_THD.dtype), shape.eps), cos_T1D, sin_T1D)
         heads.append(y_THD)
-    out_THD = _causal(heads[0], heads[1], heads[2], lengths)
+    if max(after, default=-1) < 0:
+        out_THD = _causal(heads[0], heads[1], heads[2], lengths)
+    else:
+        out_THD = _branched(heads[0], heads[1], heads[2], lengths, after)
     return F.linear(out_THD.reshape(len(x_TM), -1), weights[layer + "self_attn.o_proj.weight"])
 
 
@@ -155,6 +182,20 @@ def _causal(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, lengths: Sequence[int])
         q_BHTD, k_BKTD, v_BKTD = (y.view(count, n, y.shape[1], y.shape[2]).transpose(1, 2) for y in (q, k, v))
         o_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, is_causal=True, enable_gqa=True)
         out.append(o_BHTD.transpose(1, 2).reshape(n * count, q.shape[1], q.shape[2]))
+    return torch.cat(out)
+
+
+def _branched(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, lengths: Sequence[int], after: Sequence[int]) -> Tensor:
+    """Causal attention inside each segment, which also sees all of the one that it goes on from."""
+    q, k, v = ([y_HTD.transpose(0, 1) for y_HTD in y.split(list(lengths))] for y in (q_THD, k_TKD, v_TKD))
+    out: list[Tensor] = []
+    for g, before in enumerate(after):
+        seen = [g] if before < 0 else [before, g]
+        k_KTD, v_KTD = torch.cat([k[s] for s in seen], dim=1), torch.cat([v[s] for s in seen], dim=1)
+        mask_TT = torch.ones(lengths[g], k_KTD.shape[1], dtype=torch.bool, device=k_KTD.device)
+        mask_TT = mask_TT.tril(k_KTD.shape[1] - lengths[g])
+        o_HTD = F.scaled_dot_product_attention(q[g], k_KTD, v_KTD, attn_mask=mask_TT, enable_gqa=True)
+        out.append(o_HTD.transpose(0, 1))
     return torch.cat(out)
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd import Function
 from transformers import Qwen3ForCausalLM
 
-from swarm.engine.qwen3 import Weights, head_of, hidden, logits, shape_of, weights_of
+from swarm.engine.body import hidden_at
+from swarm.engine.qwen3 import head_of, hidden, logits, shape_of, weights_of
 from swarm.rl.rows import MicroBatch
 
 _CHUNK_BYTES = 16 * 2**20
@@ -24,8 +25,11 @@ _LEAST_ROWS = 64  # below this a product with the head is no longer worth its ca
 
 def hidden_states(model: Qwen3ForCausalLM, micro: MicroBatch, bf16: bool = False) -> Tensor:
     """Final hidden states [n, d], float32, at the position before each action token."""
-    with torch.autocast(micro.ids_T.device.type, torch.bfloat16, enabled=bf16):
-        h_Td = hidden(_weights(model, bf16), shape_of(model.config), micro.ids_T, micro.lengths)
+    weights, shape, device = weights_of(model), shape_of(model.config), micro.ids_T.device.type
+    if device == "cpu":
+        return hidden_at(weights, shape, micro.ids_T, micro.lengths, micro.after, micro.read_n, bf16)
+    with torch.autocast(device, torch.bfloat16, enabled=bf16):
+        h_Td = hidden(weights, shape, micro.ids_T, micro.lengths, micro.after)
     return h_Td.index_select(0, micro.read_n).float()
 
 
@@ -120,12 +124,3 @@ def _logit_gradient(
         d_z_cV.mul_(by_logp_c1)
     d_z_cV.neg_()
     return d_z_cV if by_logp_c1 is None else d_z_cV.scatter_add_(1, target_c[:, None], by_logp_c1)
-
-
-def _weights(model: Qwen3ForCausalLM, bf16: bool) -> Weights:
-    weights = weights_of(model)
-    if not bf16:
-        return weights
-    # Queries and keys come out of a product, in bf16; the norm wants its gain in the dtype of its input.
-    gains = (".q_norm.weight", ".k_norm.weight")
-    return {name: w.bfloat16() if name.endswith(gains) else w for name, w in weights.items()}

@@ -42,14 +42,16 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows that go through a model together, packed end to end in `ids_T`.
+    """Rows that go through a model together, packed end to end in `ids_T` as segments of these `lengths`.
 
+    Segment g goes on from segment `after[g]`, which rows have in common, or from none (−1).
     `read_n` are the positions in T from which the action tokens are predicted, `target_n` the action
     ids, `index_n` says which of N they are.
     """
 
     ids_T: Tensor
     lengths: tuple[int, ...]
+    after: tuple[int, ...]
     read_n: Tensor
     target_n: Tensor
     index_n: Tensor
@@ -125,6 +127,7 @@ def _packed(rows: Rows, chosen_B: Tensor, lengths: list[int]) -> MicroBatch:
     return MicroBatch(
         ids_T=rows.ids_L[_ranges(rows.start_S[chosen_B], length_B)],
         lengths=tuple(lengths),
+        after=(-1,) * len(lengths),
         read_n=pack_start_B.repeat_interleave(actions_B) + rows.position_N[index_n] - 1,
         target_n=rows.target_N[index_n],
         index_n=index_n,
