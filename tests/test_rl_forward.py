@@ -14,6 +14,13 @@ from swarm.rl.losses import entropy
 from tests.rl_cases import VOCAB, tiny
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Compiling takes seconds on a fresh machine; no test pays for it."""
+    model, (h_nd, target_n) = tiny(), some(2)
+    log_chosen(model, h_nd, target_n)[0].sum().backward()
+
+
 def some(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
     return torch.randn(n, 16, generator=g).requires_grad_(), torch.randint(0, VOCAB, (n,), generator=g)
@@ -53,8 +60,23 @@ def test_values_and_gradients_are_those_of_the_whole_distribution(
 def test_an_entropy_that_is_only_measured_leaves_the_gradient_alone() -> None:
     model, (h_nd, target_n) = tiny(), some(5)
     alone = torch.autograd.grad(log_chosen(model, h_nd, target_n)[0].sum(), h_nd)[0]
-    beside = torch.autograd.grad(log_chosen(model, h_nd, target_n, with_entropy=True)[0].sum(), h_nd)[0]
+    logp_n, entropy_n = log_chosen(model, h_nd, target_n, with_entropy=True)
+    beside = torch.autograd.grad((logp_n + 0 * entropy_n.detach()).sum(), h_nd)[0]
     assert torch.equal(alone, beside)
+
+
+def test_two_cores_give_what_one_gives() -> None:
+    model, (h_nd, target_n) = tiny(), some(200)
+    found: list[tuple[torch.Tensor, ...]] = []
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        logp_n, entropy_n = log_chosen(model, h_nd, target_n, 0.7, with_entropy=True)
+        loss = (logp_n * torch.linspace(-1, 2, 200) - 0.3 * entropy_n).sum()
+        found.append((logp_n, entropy_n, *torch.autograd.grad(loss, (h_nd, model.model.embed_tokens.weight))))
+    torch.set_num_threads(before)
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, atol=2e-5, rtol=1e-5)
 
 
 def test_a_loss_of_the_entropy_alone_has_its_gradient() -> None:

@@ -19,14 +19,13 @@ import numba
 import numpy as np
 
 from swarm.engine.tiles import LANES, ROWS, multiply_tile
+from swarm.engine.training_kernels import exp2
 
 STRIP = 32
 """Queries whose scores exist at once: 32 rows of 600 keys, twice, stay in the second cache level."""
 
-_ZERO, _ONE, _HALF, _LOWEST = np.float32(0), np.float32(1), np.float32(0.5), np.float32(-1e30)
-_LEAST = np.float32(-100)  # 2^-100 times a value is not subnormal, which would be slow
+_ZERO, _ONE, _LOWEST = np.float32(0), np.float32(1), np.float32(-1e30)
 _LOG2E, _LN2 = np.float32(math.log2(math.e)), np.float32(math.log(2))
-_E1, _E2, _E3, _E4, _E5, _E6, _E7 = (np.float32(math.log(2) ** i / math.factorial(i)) for i in range(1, 8))
 
 
 @numba.njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
@@ -260,7 +259,7 @@ def _softmax(s_QK, stride, before, t, rows, bits_K, log_TH, n, h):
             high = max(high, row_K[c])
         for c in range(padded, own):
             high = max(high, row_K[c])
-        _exp2(row_K, high, bits_K)
+        exp2(row_K, high, bits_K)
         row_K[before:padded] = _ZERO
         row_K[own:] = _ZERO
         total = _ZERO
@@ -279,22 +278,8 @@ def _slopes(s_QK, d_s_QK, stride, before, t, rows, bits_K, log_TH, n, h, delta_Q
     for r in range(rows):
         own, end, delta = padded + t + r + 1, padded + t + _up(r + 1, ROWS), delta_Q[r]
         row_K, d_row_K = s_QK[r * stride : r * stride + end], d_s_QK[r * stride : r * stride + end]
-        _exp2(row_K, log_TH[n + r, h], bits_K)
+        exp2(row_K, log_TH[n + r, h], bits_K)
         row_K[before:padded] = _ZERO
         row_K[own:] = _ZERO
         for c in range(end):
             d_row_K[c] = row_K[c] * (d_row_K[c] - delta)
-
-
-@numba.njit(nogil=True, cache=True, fastmath={"contract"})
-def _exp2(x, shift, bits):
-    """x = 2^(x − shift) in place, relative error 1e-7, where x is not above `shift`; `bits` is int32 scratch."""
-    power = bits.view(np.float32)
-    for t in range(x.shape[0]):
-        v = max(x[t] - shift, _LEAST)
-        k = np.int32(v - _HALF)
-        bits[t] = (k + np.int32(127)) << np.int32(23)
-        r = v - np.float32(k)
-        x[t] = _ONE + r * (_E1 + r * (_E2 + r * (_E3 + r * (_E4 + r * (_E5 + r * (_E6 + r * _E7))))))
-    for t in range(x.shape[0]):
-        x[t] = x[t] * power[t]

@@ -4,7 +4,8 @@
 Each kernel makes one pass over its rows, on one core without the interpreter lock. Not here: attention
 (`swarm.engine.attention`), autograd (`swarm.engine.fused`).
 
-Axes: T rows, M hidden, F one half of the gate and up projections, which lie side by side in `both`.
+Axes: T rows, M hidden, F one half of the gate and up projections, which lie side by side in `both`; c rows, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import math
 import numba
 import numpy as np
 
-_ZERO, _ONE, _HALF, _LEAST = np.float32(0), np.float32(1), np.float32(0.5), np.float32(-126)
+_ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
+_LEAST = np.float32(-100)  # 2^-100 times a value is not subnormal, which would be slow
 _LOG2E = np.float32(math.log2(math.e))
 _E1, _E2, _E3, _E4, _E5, _E6, _E7 = (np.float32(math.log(2) ** i / math.factorial(i)) for i in range(1, 8))
 
@@ -81,16 +83,68 @@ def _inverse_rms(x_M, eps):
     return _ONE / np.sqrt(total / np.float32(x_M.shape[0]) + np.float32(eps))
 
 
+@numba.njit(nogil=True, cache=True, fastmath=True)
+def choose(z_cV, target_c, lse_c, logp_c, entropy_c):
+    """Of each row of logits: log Σ e^z, the log-probability of its target, and the entropy, log Σ e^z − Σ p z."""
+    vocab = z_cV.shape[1]
+    e_V, bits = np.empty(vocab, np.float32), np.empty(vocab, np.int32)
+    for c in range(z_cV.shape[0]):
+        z = z_cV[c]
+        high = z[0]
+        for v in range(vocab):
+            high = max(high, z[v])
+        for v in range(vocab):
+            e_V[v] = (z[v] - high) * _LOG2E
+        exp2(e_V, _ZERO, bits)
+        total, dot = _ZERO, _ZERO
+        for v in range(vocab):
+            total += e_V[v]
+            dot += e_V[v] * (z[v] - high)
+        log_total = np.log(total)
+        lse_c[c] = high + log_total
+        logp_c[c] = z[target_c[c]] - high - log_total
+        entropy_c[c] = log_total - dot / total
+
+
+@numba.njit(nogil=True, cache=True, fastmath=True)
+def choose_backward(z_cV, target_c, lse_c, entropy_c, d_logp_c, d_entropy_c, d_z_cV):
+    """Slopes of `choose` to the logits: d_logp (1_target − p) − d_entropy p (log p + H)."""
+    vocab = z_cV.shape[1]
+    bits = np.empty(vocab, np.int32)
+    for c in range(z_cV.shape[0]):
+        z, p, lse = z_cV[c], d_z_cV[c], lse_c[c]
+        for v in range(vocab):
+            p[v] = (z[v] - lse) * _LOG2E
+        exp2(p, _ZERO, bits)
+        by_entropy = d_entropy_c[c]
+        shift = d_logp_c[c] + by_entropy * (entropy_c[c] - lse)
+        for v in range(vocab):
+            p[v] = -p[v] * (shift + by_entropy * z[v])
+        p[target_c[c]] += d_logp_c[c]
+
+
 @numba.njit(nogil=True, cache=True, fastmath={"contract"})
-def _sigmoid(x, out, bits):
-    """1 / (1 + e^−x) by the side that cannot overflow; 2^y is the exponent's bits times a Taylor polynomial."""
+def exp2(x, shift, bits):
+    """x = 2^(x − shift) in place, relative error 1e-7, where x is not above `shift`; `bits` is int32 scratch.
+
+    The power's whole part goes into the exponent's bits, the rest through a Taylor polynomial.
+    """
     power = bits.view(np.float32)
     for f in range(x.shape[0]):
-        v = max(-abs(x[f]) * _LOG2E, _LEAST)
+        v = max(x[f] - shift, _LEAST)
         k = np.int32(v - _HALF)
         bits[f] = (k + np.int32(127)) << np.int32(23)
         r = v - np.float32(k)
-        out[f] = _ONE + r * (_E1 + r * (_E2 + r * (_E3 + r * (_E4 + r * (_E5 + r * (_E6 + r * _E7))))))
+        x[f] = _ONE + r * (_E1 + r * (_E2 + r * (_E3 + r * (_E4 + r * (_E5 + r * (_E6 + r * _E7))))))
     for f in range(x.shape[0]):
-        e = out[f] * power[f]
-        out[f] = (_ONE if x[f] >= _ZERO else e) / (_ONE + e)
+        x[f] = x[f] * power[f]
+
+
+@numba.njit(nogil=True, cache=True, fastmath=True)
+def _sigmoid(x, out, bits):
+    """1 / (1 + e^−x), by the side that cannot overflow."""
+    for f in range(x.shape[0]):
+        out[f] = -abs(x[f]) * _LOG2E
+    exp2(out, _ZERO, bits)
+    for f in range(x.shape[0]):
+        out[f] = (_ONE if x[f] >= _ZERO else out[f]) / (_ONE + out[f])

@@ -1,4 +1,4 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportCallIssue=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """The seam to the model: hidden states where actions are predicted, and what a head reads from them.
 
 The action rows are gathered before the head, so that the vocabulary is never spanned for observations.
@@ -8,6 +8,7 @@ Not here: losses. Axes: d hidden, V vocabulary, n action tokens of a micro-batch
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -16,7 +17,9 @@ from torch.autograd import Function
 from transformers import Qwen3ForCausalLM
 
 from swarm.engine.body import hidden_at
+from swarm.engine.cores import on_cores
 from swarm.engine.qwen3 import head_of, hidden, logits, shape_of, weights_of
+from swarm.engine.training_kernels import choose, choose_backward
 from swarm.rl.rows import MicroBatch
 
 _CHUNK_BYTES = 16 * 2**20
@@ -54,73 +57,89 @@ def log_chosen(
 ) -> tuple[Tensor, Tensor]:
     """log π of the action ids and the entropy of π, [n] and [n] in nats, of `log_policy`'s distribution.
 
-    At most `chunk` rows of the vocabulary exist at a time, forward and backward; by default as many as fit
-    16 MiB. What fits one chunk is kept for the backward, otherwise the logits are computed again there.
-    Both outputs have gradients; an entropy that is only measured costs the backward nothing. Without
-    `with_entropy` it is 0. Formulas, z = logits / T: d log π(a) / dz = 1_a − p, dH / dz = −p (log p + H).
+    At most `chunk` rows of the vocabulary exist at a time on a core, forward and backward; by default as many as
+    fit 16 MiB. What fits one chunk is kept for the backward, otherwise the logits are computed again there. Both
+    outputs have gradients; without `with_entropy` the entropy is 0. Raises ValueError on a chunk below 1.
+    Formulas, z = logits / T: d log π(a) / dz = 1_a − p, dH / dz = −p (log p + H).
     """
     head_Vd = head_of(weights_of(model)).float()
     rows = chunk if chunk is not None else max(_LEAST_ROWS, _CHUNK_BYTES // (4 * len(head_Vd)))
     if rows < 1:
         raise ValueError(f"log_chosen: chunk = {chunk}, want at least 1 row")
-    out = _LogChosen.apply(h_nd, head_Vd, target_n, 1.0 / temperature, with_entropy, rows)
-    return cast("tuple[Tensor, Tensor]", out)
+
+    def read(share: _Rows, h_nd: Tensor, head_Vd: Tensor) -> Tensor:
+        return cast(Tensor, _Chosen.apply(h_nd, head_Vd, target_n[share.first : share.last], 1.0 / temperature, rows))
+
+    out_n2 = on_cores(read, _even(len(h_nd), h_nd.device), h_nd, head_Vd)
+    return out_n2[:, 0], out_n2[:, 1] if with_entropy else torch.zeros_like(h_nd[:, 0])
 
 
-class _LogChosen(Function):
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    first: int
+    last: int
+
+
+def _even(n: int, device: torch.device) -> list[_Rows]:
+    """A part of the rows for each core, where that pays for a thread."""
+    count = max(1, min(torch.get_num_threads(), n // _LEAST_ROWS)) if device.type == "cpu" else 1
+    return [_Rows(n * k // count, n * (k + 1) // count) for k in range(count)]
+
+
+class _Chosen(Function):
+    """Log-probability and entropy side by side, [n, 2]."""
+
     @staticmethod
-    def forward(
-        ctx: Any, h_nd: Tensor, head_Vd: Tensor, target_n: Tensor, scale: float, with_entropy: bool, rows: int
-    ) -> tuple[Tensor, Tensor]:
-        logp_n, entropy_n = h_nd.new_zeros(len(h_nd)), h_nd.new_zeros(len(h_nd))
-        logp_cV = None
+    def forward(ctx: Any, h_nd: Tensor, head_Vd: Tensor, target_n: Tensor, scale: float, rows: int) -> Tensor:
+        out_n2, lse_n, z_cV = h_nd.new_empty(len(h_nd), 2), h_nd.new_empty(len(h_nd)), None
         for at in range(0, len(h_nd), rows):
             cut = slice(at, at + rows)
-            logp_cV = _log_softmax(h_nd[cut], head_Vd, scale)
-            logp_n[cut] = chosen(logp_cV, target_n[cut])
-            if with_entropy:
-                entropy_n[cut] = -torch.linalg.vecdot(logp_cV.exp(), logp_cV)
-        kept = logp_cV if len(h_nd) <= rows else None
-        ctx.save_for_backward(h_nd, head_Vd, target_n, entropy_n, kept)
+            z_cV = _logits(h_nd[cut], head_Vd, scale)
+            lse_n[cut], out_n2[cut, 0], out_n2[cut, 1] = _chosen_of(z_cV, target_n[cut])
+        ctx.save_for_backward(h_nd, head_Vd, target_n, lse_n, out_n2, z_cV if len(h_nd) <= rows else None)
         ctx.scale, ctx.rows = scale, rows
-        ctx.set_materialize_grads(False)
-        if not with_entropy:
-            ctx.mark_non_differentiable(entropy_n)
-        return logp_n, entropy_n
+        return out_n2
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        h_nd, head_Vd, target_n, entropy_n, kept = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        h_nd, head_Vd, target_n, lse_n, out_n2, kept = ctx.saved_tensors
         wants_h, wants_head = ctx.needs_input_grad[:2]
         d_h_nd = torch.empty_like(h_nd) if wants_h else None
         d_head_Vd = torch.zeros_like(head_Vd) if wants_head else None
+        d_out_n2 = grads[0] * ctx.scale
         for at in range(0, len(h_nd), ctx.rows):
             cut = slice(at, at + ctx.rows)
-            logp_cV = kept if kept is not None else _log_softmax(h_nd[cut], head_Vd, ctx.scale)
-            by_logp, by_entropy = (None if g is None else g[cut, None] * ctx.scale for g in grads)
-            d_z_cV = _logit_gradient(logp_cV, target_n[cut], entropy_n[cut], by_logp, by_entropy)
+            z_cV = kept if kept is not None else _logits(h_nd[cut], head_Vd, ctx.scale)
+            d_z_cV = _logit_slopes(z_cV, target_n[cut], lse_n[cut], out_n2[cut, 1], d_out_n2[cut])
             if d_h_nd is not None:
                 torch.mm(d_z_cV, head_Vd, out=d_h_nd[cut])
             if d_head_Vd is not None:
                 d_head_Vd.addmm_(d_z_cV.t(), h_nd[cut])
-        return d_h_nd, d_head_Vd, None, None, None, None
+        return d_h_nd, d_head_Vd, None, None, None
 
 
-def _log_softmax(h_cd: Tensor, head_Vd: Tensor, scale: float) -> Tensor:
+def _logits(h_cd: Tensor, head_Vd: Tensor, scale: float) -> Tensor:
     with torch.autocast(h_cd.device.type, enabled=False):
-        z_cV = (h_cd if scale == 1.0 else h_cd * scale) @ head_Vd.t()
-    return z_cV.sub_(z_cV.logsumexp(-1, keepdim=True))
+        return (h_cd if scale == 1.0 else h_cd * scale) @ head_Vd.t()
 
 
-def _logit_gradient(
-    logp_cV: Tensor, target_c: Tensor, entropy_c: Tensor, by_logp_c1: Tensor | None, by_entropy_c1: Tensor | None
-) -> Tensor:
-    """Of both outputs by the logits, each times what it is asked for."""
-    d_z_cV = logp_cV.exp()
-    if by_entropy_c1 is not None:
-        factor_cV = (logp_cV + entropy_c[:, None]).mul_(by_entropy_c1)
-        d_z_cV.mul_(factor_cV if by_logp_c1 is None else factor_cV.add_(by_logp_c1))
-    elif by_logp_c1 is not None:
-        d_z_cV.mul_(by_logp_c1)
-    d_z_cV.neg_()
-    return d_z_cV if by_logp_c1 is None else d_z_cV.scatter_add_(1, target_c[:, None], by_logp_c1)
+def _chosen_of(z_cV: Tensor, target_c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """log Σ e^z, the log-probabilities of the targets, and the entropies."""
+    if z_cV.device.type == "cpu":
+        out_3c = torch.empty(3, len(z_cV))
+        choose(z_cV.numpy(), target_c.numpy(), *out_3c.numpy())
+        return out_3c[0], out_3c[1], out_3c[2]
+    logp_cV = z_cV.log_softmax(-1)
+    return z_cV.logsumexp(-1), chosen(logp_cV, target_c), -torch.linalg.vecdot(logp_cV.exp(), logp_cV)
+
+
+def _logit_slopes(z_cV: Tensor, target_c: Tensor, lse_c: Tensor, entropy_c: Tensor, d_out_c2: Tensor) -> Tensor:
+    by_logp_c, by_entropy_c = d_out_c2.unbind(-1)
+    if z_cV.device.type == "cpu":
+        d_z_cV = torch.empty_like(z_cV)
+        rows = (x.contiguous().numpy() for x in (target_c, lse_c, entropy_c, by_logp_c, by_entropy_c))
+        choose_backward(z_cV.numpy(), *rows, d_z_cV.numpy())
+        return d_z_cV
+    logp_cV = z_cV - lse_c[:, None]
+    by_cV = by_logp_c[:, None] + by_entropy_c[:, None] * (logp_cV + entropy_c[:, None])
+    return (-logp_cV.exp() * by_cV).scatter_add_(1, target_c[:, None], by_logp_c[:, None])

@@ -1,0 +1,126 @@
+"""How fast one PPO update is, and how much memory it takes, against TRL and against the products alone.
+
+    python -m benchmarks.update --models a,b --dtypes fp32,bf16 --threads 2 --repeats 3
+
+Every system has the same model, batch, threads and machine, and a process of its own; systems take turns, so that
+a machine that is busy for a while is so for all. Compare ratios of one run, never absolute numbers of two. What is
+measured is said in `benchmarks.measure`. Without TRL (`pip install 'swarm-rl[bench]'`, or a Python that has it and
+this project as `--trl-python`) the rest is measured. Not here: rollouts, generation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.workload import sequences
+
+SYSTEMS = ("ours", "bare", "bound", "trl")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Real tokens a second (median, and of the slowest and the fastest repeat) and peak resident memory."""
+
+    system: str
+    model: str
+    dtype: str
+    threads: int
+    tokens_s: float
+    slowest: float
+    fastest: float
+    peak_mb: float
+    critic_seconds: float | None
+
+
+def measured(system: str, model: str, dtype: str, threads: int, repeats: int, rounds: int, python: str) -> Cell:
+    """`rounds` processes, one after another."""
+    tokens = sum(len(s.ids) for s in sequences())
+    seconds: list[float] = []
+    critic: list[float] = []
+    peak = 0.0
+    for _ in range(rounds):
+        found = process(system, model, dtype, threads, repeats, python)
+        seconds += found["seconds"]
+        critic += found.get("critic_seconds", [])
+        peak = max(peak, found["peak_mb"])
+    return Cell(
+        system, model, dtype, threads, tokens / median(seconds), tokens / max(seconds), tokens / min(seconds), peak,
+        median(critic) if critic else None,
+    )  # fmt: skip
+
+
+def process(system: str, model: str, dtype: str, threads: int, repeats: int, python: str) -> dict:
+    command = [python, "-m", "benchmarks.measure", system, model, dtype, str(threads), str(repeats)]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[1])
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def has_trl(python: str) -> bool:
+    return subprocess.run([python, "-c", "import trl"], capture_output=True).returncode == 0
+
+
+def table(cells: list[Cell]) -> Table:
+    out = Table(title="one PPO update")
+    for name in ("model", "dtype", "threads", "system", "tokens/s", "slowest–fastest", "of bound", "× TRL", "peak MB"):
+        out.add_column(name, justify="left" if name in ("model", "dtype", "system") else "right")
+    for c in cells:
+        same = {d.system: d for d in cells if (d.model, d.dtype, d.threads) == (c.model, c.dtype, c.threads)}
+        bound, trl = same.get("bound"), same.get("trl")
+        out.add_row(
+            c.model, c.dtype, str(c.threads), c.system, f"{c.tokens_s:,.0f}", f"{c.slowest:,.0f}–{c.fastest:,.0f}",
+            f"{c.tokens_s / bound.tokens_s:.2f}" if bound else "", f"{c.tokens_s / trl.tokens_s:.2f}" if trl else "",
+            f"{c.peak_mb:,.0f}",
+        )  # fmt: skip
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="a,b")
+    parser.add_argument("--dtypes", default="fp32")
+    parser.add_argument("--threads", default="2")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1, help="processes of each system")
+    parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--trl-python", default=sys.executable)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/update.json"))
+    given = parser.parse_args()
+    console = Console()
+    systems = given.systems.split(",")
+    if "trl" in systems and not has_trl(given.trl_python):
+        console.print("TRL is not installed: measuring the rest (pip install 'swarm-rl[bench]')")
+        systems.remove("trl")
+    cells: list[Cell] = []
+    for model in given.models.split(","):
+        for dtype in given.dtypes.split(","):
+            for threads in map(int, given.threads.split(",")):
+                for s in systems:
+                    python = given.trl_python if s == "trl" else sys.executable
+                    cells.append(measured(s, model, dtype, threads, given.repeats, given.rounds, python))
+    console.print(table(cells))
+    for c in cells:
+        if c.critic_seconds is not None:
+            line = (
+                f"{c.model} {c.dtype} {c.threads}: the critic's part, not in the table, takes {c.critic_seconds:.2f} s"
+            )
+            console.print(line)
+    machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    given.out.write_text(json.dumps({"machine": machine, "cells": [asdict(c) for c in cells]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
