@@ -11,6 +11,9 @@ driver may run it; `run` is the plain one, with a deadline.
 Budget: every turn costs max(1, ordinary calls) steps, and a stage its slowest child's besides.
 What is left is shown each turn; with one step left the policy answers without tools.
 
+Context: when it has grown too long, `swarm.context` says what replaces it. Under compaction the turn after
+the request is the summary, a turn like any other but for its text: it costs a step and runs no calls.
+
 Not here: what a reward is, how a model samples, what a tool does.
 """
 
@@ -23,6 +26,7 @@ from string import ascii_lowercase
 
 import trio
 
+from swarm.context import Ask, ContextPolicy, Opening, Step, check_room, closed, fitting, move, note, render
 from swarm.seeds import derive
 from swarm.tools import CallContext, Refused, Tool
 from swarm.types import (
@@ -33,6 +37,7 @@ from swarm.types import (
     Engine,
     EngineError,
     Ledger,
+    OpenedBy,
     Rollout,
     Sampling,
     Segment,
@@ -47,13 +52,14 @@ from swarm.types import (
 )
 from swarm.workspace import Workspace
 
-CONTEXT_RESERVE = 256
-"""Tokens kept free for one more observation, so that an agent near its context limit can answer."""
-
 
 @dataclass(frozen=True, slots=True)
 class Harness:
-    """How an agent is run on a task: its engine, its language, its tools and its limits."""
+    """How an agent is run on a task: its engine, its language, its tools and its limits.
+
+    Without a `scratchpad` the table rows of earlier turns are not kept: an answer hands in only those that it
+    holds itself, so that whatever is to be remembered must stand in the context.
+    """
 
     engine: Engine
     chat: ChatFormat
@@ -61,27 +67,38 @@ class Harness:
     system: str
     sampling: Sampling
     budget: Budget
+    context: ContextPolicy = field(default_factory=ContextPolicy)
+    scratchpad: bool = True
 
     def __post_init__(self) -> None:
         names = [t.spec.name for t in self.tools]
         if len(set(names)) != len(names):
             raise ValueError(f"harness: tools {names}, want each name once")
+        check_room(self.context, self.budget.tokens, self.sampling.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One agent between two turns: all that is needed to go on from here."""
+    """One agent between two turns: all that is needed to go on from here.
+
+    `segment` is the context, `past` are those that it replaced, `steps` its last steps, which a rewrite may keep.
+    `last`: the next turn is the answer; `summarize`: it is the summary.
+    """
 
     task: Task
     agent: str
     depth: int
     seed: int
     budget: Budget
+    system: str
     prompt: str
     segment: Segment
     workspace: Workspace
     ledger: Ledger = field(default_factory=Ledger)
+    past: tuple[Segment, ...] = ()
+    steps: tuple[Step, ...] = ()
     last: bool = False
+    summarize: bool = False
     status: Status = "running"
     error: str = ""
     answer: str = ""
@@ -104,24 +121,18 @@ def begin(
     prompt: str | None = None,
     workspace: Workspace | None = None,
 ) -> State:
-    """The state before the first turn. A root agent is asked the task's query."""
+    """The state before the first turn. A root agent is asked the task's query.
+
+    Raises ValueError if `budget.tokens` leaves no room above the threshold at which the context is rewritten.
+    """
     budget = budget or harness.budget
+    check_room(harness.context, budget.tokens, harness.sampling.max_tokens)
     prompt = task.query if prompt is None else prompt
+    system = harness.system if system is None else system
     lettered = dict(zip(ascii_lowercase, task.names, strict=False))
     workspace = workspace or Workspace((Artifact(task.subject, cells={"text": task.query, **lettered}),))
-    left = budget.critical_steps
-    ids = harness.chat.prompt(
-        harness.system if system is None else system,
-        [t.spec for t in harness.tools],
-        f"{prompt}\n{note(left, left <= 1)}",
-    )
-    state = State(task, agent, depth, seed, budget, prompt, Segment((Span("prompt", tuple(ids)),)), workspace)
-    return replace(state, last=left <= 1)
-
-
-def note(left: int, last: bool) -> str:
-    """The remaining budget as the policy reads it."""
-    return f"[left {left}] answer now" if last else f"[left {left}]"
+    state = State(task, agent, depth, seed, budget, system, prompt, Segment(()), workspace)
+    return _opened(harness, state, (), "start")
 
 
 async def run(harness: Harness, state: State) -> Rollout:
@@ -141,7 +152,7 @@ def close(state: State) -> Rollout:
     cut = state.status == "truncated"
     return Rollout(
         task=state.task,
-        trace=Trace(state.agent, (state.segment,), state.status, state.error),
+        trace=Trace(state.agent, (*state.past, state.segment), state.status, state.error),
         ledger=state.ledger,
         prompt=state.prompt,
         answer=state.answer,
@@ -152,22 +163,34 @@ def close(state: State) -> Rollout:
 
 async def step(harness: Harness, state: State) -> State:
     """One turn. An engine's failure ends the agent with status "error"; nothing else is caught."""
-    turns = len(state.ledger.stages)
     ids = state.segment.ids
-    if len(ids) + harness.sampling.max_tokens > state.budget.tokens:
-        return replace(state, status="truncated", error="context")
+    sampling = _sampling(harness, state)
+    if len(ids) + sampling.max_tokens > state.budget.tokens:
+        return _cut(state)
     try:
-        completion = await harness.engine.generate(ids, replace(harness.sampling, seed=derive(state.seed, turns)))
+        completion = await harness.engine.generate(ids, sampling)
     except EngineError as e:
         return replace(state, status="error", error=str(e))
     turn = harness.chat.parse(completion.ids)
-    state = _said(state, completion, len(ids), turn)
-    if state.last or not (turn.calls or turn.malformed):
-        return _answered(state, turn)
-    return await _act(harness, state, turn, closed=completion.finish == "stop")
+    state = _said(state, completion, len(ids))
+    if state.summarize:
+        return _summarized(harness, state, completion.ids, turn)
+    final = state.last or not (turn.calls or turn.malformed)
+    if final or harness.scratchpad:
+        state = replace(state, workspace=state.workspace.written(turn.content))
+    return _answered(state, turn) if final else await _act(harness, state, turn, completion.ids)
 
 
-def _said(state: State, completion: Completion, prompt_tokens: int, turn: Turn) -> State:
+def _sampling(harness: Harness, state: State) -> Sampling:
+    most = harness.context.summary_tokens if state.summarize else harness.sampling.max_tokens
+    return replace(harness.sampling, max_tokens=most, seed=derive(state.seed, len(state.ledger.stages)))
+
+
+def _cut(state: State) -> State:
+    return replace(state, status="truncated", error="context")
+
+
+def _said(state: State, completion: Completion, prompt_tokens: int) -> State:
     span = Span("sampled", completion.ids, completion.logprobs, completion.version)
     ledger = replace(
         state.ledger,
@@ -176,8 +199,18 @@ def _said(state: State, completion: Completion, prompt_tokens: int, turn: Turn) 
         tokens_sampled=state.ledger.tokens_sampled + len(completion.ids),
         seconds_queued=state.ledger.seconds_queued + completion.seconds_queued,
     )
-    workspace = state.workspace.written(turn.content)
-    return replace(state, segment=state.segment.extended(span), ledger=ledger, workspace=workspace)
+    return replace(state, segment=state.segment.extended(span), ledger=ledger)
+
+
+def _summarized(harness: Harness, state: State, ids: tuple[int, ...], turn: Turn) -> State:
+    """The summary was said: it is no act, whatever it spells out, and the context is rewritten around it."""
+    counts = {
+        "summary_tokens": len(ids),
+        "summary_cut": int(not closed(harness.chat, ids)),
+        "call_in_summary": len(turn.calls) + len(turn.malformed),
+    }
+    state = replace(state, summarize=False, ledger=_spent(state.ledger, Stage(1), counts))
+    return _rewritten(harness, state, (Step(ids),), "compaction")
 
 
 def _answered(state: State, turn: Turn) -> State:
@@ -186,7 +219,7 @@ def _answered(state: State, turn: Turn) -> State:
     return replace(state, status="exhausted" if state.last else "answered", answer=turn.content, ledger=ledger)
 
 
-async def _act(harness: Harness, state: State, turn: Turn, *, closed: bool) -> State:
+async def _act(harness: Harness, state: State, turn: Turn, said: tuple[int, ...]) -> State:
     state, accepted, results = _prepare(harness, state, turn)
     ran = await _run_all(accepted)
     for k, result in ran.items():
@@ -206,17 +239,58 @@ async def _act(harness: Harness, state: State, turn: Turn, *, closed: bool) -> S
         children=state.children + children,
         ledger=_spent(state.ledger, stage, counts),
     )
-    return _observed(harness, state, texts, closed=closed)
+    return _observed(harness, state, Step(said, tuple(texts)))
 
 
-def _observed(harness: Harness, state: State, texts: Sequence[str], *, closed: bool) -> State:
-    used = len(state.segment.ids)
-    ids = harness.chat.observe(texts, note(state.left, False), closed=closed)
-    room = state.budget.tokens - used - len(ids) - 2 * harness.sampling.max_tokens - CONTEXT_RESERVE
-    last = state.left <= 1 or room < 0
-    if last:
-        ids = harness.chat.observe(texts, note(state.left, True), closed=closed)
-    return replace(state, segment=state.segment.extended(Span("observed", tuple(ids))), last=last)
+def _observed(harness: Harness, state: State, step: Step) -> State:
+    """Appends a turn's results, and a note that says how it goes on."""
+    policy, turn_tokens = harness.context, harness.sampling.max_tokens
+
+    def shown(ask: Ask) -> Segment:
+        ids = harness.chat.observe(step.results, note(state.left, ask), closed=closed(harness.chat, step.ids))
+        return state.segment.extended(Span("observed", tuple(ids)))
+
+    follows = move(
+        policy,
+        used=len(shown("summarize" if policy.kind == "compaction" else "").ids),
+        window=state.budget.tokens,
+        turn_tokens=turn_tokens,
+        left=state.left,
+        rewrites=len(state.past),
+    )
+    ask: Ask = "summarize" if follows == "summarize" else "answer now" if follows == "answer" else ""
+    steps = (*state.steps, step)[-policy.keep :] if policy.keep else ()
+    state = replace(state, segment=shown(ask), steps=steps, last=follows == "answer", summarize=follows == "summarize")
+    if follows == "truncate":
+        return _rewritten(harness, state, (), "truncation")
+    return _cut(state) if follows == "cut" else state
+
+
+def _rewritten(harness: Harness, state: State, summary: tuple[Step, ...], by: OpenedBy) -> State:
+    """A context of its own for what is kept; if not even the task fits, the last turn, or the end."""
+    opening = _opening(harness, state)
+    kept = fitting(harness.context, harness.chat, opening, summary, state.steps, state.left)
+    if kept < 0 and state.left > 1 and harness.context.at_limit == "cut":
+        return _cut(state)
+    steps = state.steps[len(state.steps) - max(kept, 0) :]
+    state = replace(
+        state,
+        past=(*state.past, state.segment),
+        steps=steps,
+        workspace=state.workspace.forgotten([state.prompt, *(text for step in steps for text in step.results)]),
+        ledger=_counted(state.ledger, {f"{by}s": 1}),
+    )
+    return _opened(harness, state, (*summary, *steps), by, last=kept < 0)
+
+
+def _opened(harness: Harness, state: State, shown: Sequence[Step], by: OpenedBy, *, last: bool = False) -> State:
+    last = last or state.left <= 1
+    ids = render(harness.chat, _opening(harness, state), shown, state.left, "answer now" if last else "")
+    return replace(state, segment=Segment((Span("prompt", tuple(ids)),), by), last=last)
+
+
+def _opening(harness: Harness, state: State) -> Opening:
+    return Opening(state.system, tuple(t.spec for t in harness.tools), state.prompt)
 
 
 _Accepted = dict[int, tuple[Tool, ToolCall, CallContext]]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 SpanKind = Literal["prompt", "sampled", "observed"]
-OpenedBy = Literal["start", "compaction", "fork"]
+OpenedBy = Literal["start", "truncation", "compaction", "fork"]
 Finish = Literal["stop", "length"]
 
 Status = Literal["running", "answered", "exhausted", "truncated", "error"]

@@ -12,13 +12,14 @@ Not here: who may read what. A handle is only of use to an agent whose context s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from swarm.types import Artifact, Table
 
 _HANDLE = re.compile(r"#(\d+)(?:\.([a-zA-Z]))?")
 _TABLE = re.compile(r"#(rows\b|\d+(?!\.?\w))")
+_LABEL = re.compile(r"\[Doc #(\d+)\]")
 _RULE = re.compile(r"^[\s|:-]+$")
 ROWS = "#rows"
 
@@ -27,13 +28,15 @@ ROWS = "#rows"
 class Workspace:
     """`items[k]` is what `#k` stands for; `items[0]` is the question.
 
-    `roster`: name → system prompt of the subagents created; `assigned`: the prompts given out.
+    `roster`: name → system prompt of the subagents created; `assigned`: the prompts given out. `faded` are the
+    handles that a rewritten context no longer explains: they are written out when they are met again.
     """
 
     items: tuple[Artifact, ...]
     rows: Table = ()
     roster: Mapping[str, str] = field(default_factory=dict[str, str])
     assigned: tuple[tuple[str, str], ...] = ()
+    faded: frozenset[int] = frozenset()
 
     def child(self) -> Workspace:
         """The same handles, nothing written, nobody created."""
@@ -49,7 +52,7 @@ class Workspace:
         return replace(self, items=(*self.items[:known], merged, *self.items[known + 1 :])), known
 
     def show(self, parts: tuple[str | Artifact, ...]) -> tuple[Workspace, str]:
-        """Files the artifacts among the parts, in order; a new one is written as its label, a known one as `#17`."""
+        """Files the artifacts among the parts, in order: a new or faded one becomes its label, a known one `#17`."""
         ws = self
         text: list[str] = []
         for part in parts:
@@ -58,8 +61,14 @@ class Workspace:
                 continue
             seen = len(ws.items)
             ws, k = ws.put(part)
-            text.append(_label(k, part) if k == seen else f"#{k}")
+            text.append(_label(k, ws.items[k]) if k == seen or k in ws.faded else f"#{k}")
+            ws = replace(ws, faded=ws.faded - {k}) if k in ws.faded else ws
         return ws, "".join(text)
+
+    def forgotten(self, shown: Sequence[str]) -> Workspace:
+        """The workspace after the context was rewritten: only documents that these texts label go by their number."""
+        visible = {int(n) for text in shown for n in _LABEL.findall(text)}
+        return replace(self, faded=frozenset(range(1, len(self.items))) - visible)
 
     def expand(self, prompt: str) -> str:
         """A prompt for somebody else: the handles it names are written out below it, once each."""
