@@ -26,9 +26,10 @@ from string import ascii_lowercase
 
 import trio
 
+from swarm.calls import prepare, run_all
 from swarm.context import Ask, ContextPolicy, Opening, Step, check_room, closed, fitting, move, note, render
 from swarm.seeds import derive
-from swarm.tools import CallContext, Refused, Tool
+from swarm.tools import CallContext, Tool
 from swarm.types import (
     Artifact,
     Budget,
@@ -45,8 +46,6 @@ from swarm.types import (
     Stage,
     Status,
     Task,
-    ToolCall,
-    ToolResult,
     Trace,
     Turn,
 )
@@ -220,31 +219,30 @@ def _answered(state: State, turn: Turn) -> State:
 
 
 async def _act(harness: Harness, state: State, turn: Turn, said: tuple[int, ...]) -> State:
-    state, accepted, results = _prepare(harness, state, turn)
-    ran = await _run_all(accepted)
-    for k, result in ran.items():
-        results[k] = result
+    first = state.ledger.counts.get("calls", 0)
+    caller = CallContext(
+        state.agent, state.depth, first, state.seed, state.left - 1, task=state.task, workspace=state.workspace
+    )
+    workspace, accepted, results = prepare(harness.tools, turn, caller)
+    results = await run_all(accepted, results)
     children = tuple(r.child for r in results if r.child is not None)
-    ordinary = sum(tool.spec.ordinary for tool, _, _ in accepted.values())
+    ordinary = sum(a.tool.spec.ordinary for a in accepted)
     stage = Stage(max(1, ordinary), tuple(c.ledger.critical_steps for c in children))
     counts = Counter(r.error for r in results if r.error)
-    workspace = state.workspace
+    counts["calls"] = len(results)
     texts: list[str] = []
     for result in results:
         workspace, text = workspace.show(result.parts)
         texts.append(text)
     state = replace(
-        state,
-        workspace=workspace,
-        children=state.children + children,
-        ledger=_spent(state.ledger, stage, counts),
+        state, workspace=workspace, children=state.children + children, ledger=_spent(state.ledger, stage, counts)
     )
     return _observed(harness, state, Step(said, tuple(texts)))
 
 
 def _observed(harness: Harness, state: State, step: Step) -> State:
     """Appends a turn's results, and a note that says how it goes on."""
-    policy, turn_tokens = harness.context, harness.sampling.max_tokens
+    policy = harness.context
 
     def shown(ask: Ask) -> Segment:
         ids = harness.chat.observe(step.results, note(state.left, ask), closed=closed(harness.chat, step.ids))
@@ -254,7 +252,7 @@ def _observed(harness: Harness, state: State, step: Step) -> State:
         policy,
         used=len(shown("summarize" if policy.kind == "compaction" else "").ids),
         window=state.budget.tokens,
-        turn_tokens=turn_tokens,
+        turn_tokens=harness.sampling.max_tokens,
         left=state.left,
         rewrites=len(state.past),
     )
@@ -291,69 +289,6 @@ def _opened(harness: Harness, state: State, shown: Sequence[Step], by: OpenedBy,
 
 def _opening(harness: Harness, state: State) -> Opening:
     return Opening(state.system, tuple(t.spec for t in harness.tools), state.prompt)
-
-
-_Accepted = dict[int, tuple[Tool, ToolCall, CallContext]]
-
-
-def _prepare(harness: Harness, state: State, turn: Turn) -> tuple[State, _Accepted, list[ToolResult]]:
-    """Checks the calls in order; gives those to run, and a result (or its place) for each."""
-    tools = {t.spec.name: t for t in harness.tools}
-    known = [tools.get(c.name) for c in turn.calls]
-    affordable = state.left - 1
-    wanted = sum(t is not None and t.spec.ordinary for t in known)
-    main = max(1, min(wanted, affordable))
-    workspace, spent = state.workspace, 0
-    accepted: _Accepted = {}
-    results: list[ToolResult] = []
-    first = _calls_before(state)
-    for k, (call, tool) in enumerate(zip(turn.calls, known, strict=True)):
-        results.append(ToolResult(()))
-        if tool is None:
-            results[k] = _refusal(Refused("unknown_tool", f"no tool {call.name[:40]!r}, have {', '.join(tools)}"))
-            continue
-        if tool.spec.ordinary and spent >= affordable:
-            results[k] = _refusal(Refused("over_budget", f"{affordable} steps were left for calls"))
-            continue
-        context = CallContext(
-            agent=state.agent,
-            depth=state.depth,
-            index=first + k,
-            seed=derive(state.seed, "call", first + k),
-            left=state.left - main - 1,
-            task=state.task,
-            workspace=workspace,
-        )
-        prepared = tool.prepare(call, context)
-        if isinstance(prepared, Refused):
-            results[k] = _refusal(prepared)
-            continue
-        workspace = prepared
-        spent += tool.spec.ordinary
-        accepted[k] = (tool, call, context)
-    results += [_refusal(Refused("malformed_call", reason)) for reason in turn.malformed]
-    counts = {"calls": len(turn.calls) + len(turn.malformed)}
-    return replace(state, workspace=workspace, ledger=_counted(state.ledger, counts)), accepted, results
-
-
-async def _run_all(accepted: _Accepted) -> dict[int, ToolResult]:
-    results: dict[int, ToolResult] = {}
-
-    async def run_one(k: int, tool: Tool, call: ToolCall, context: CallContext) -> None:
-        results[k] = await tool.run(call, context)
-
-    async with trio.open_nursery() as nursery:
-        for k, item in accepted.items():
-            nursery.start_soon(run_one, k, *item)
-    return dict(sorted(results.items()))
-
-
-def _calls_before(state: State) -> int:
-    return state.ledger.counts.get("calls", 0)
-
-
-def _refusal(refused: Refused) -> ToolResult:
-    return ToolResult((f"error: {refused.reason}",), error=refused.kind)
 
 
 def _spent(ledger: Ledger, stage: Stage, counts: dict[str, int] | Counter[str]) -> Ledger:
