@@ -40,8 +40,8 @@ class ContextPolicy:
     A context of at least `threshold` tokens (with the request for a summary, if there is one) is rewritten before
     the next turn; the last `keep` steps (turns and their results) stay word for word, fewer if they do not fit
     under the threshold. The agent's token budget should leave room above the threshold for a turn, its results
-    and a summary of `summary_tokens`. After `limit` rewrites, or when nothing fits, `at_limit` says what happens: "answer" gives one last turn,
-    "cut" truncates. Raises ValueError for values out of range.
+    and a summary of `summary_tokens`. After `limit` rewrites, or when nothing fits, `at_limit` says what happens:
+    "answer" gives one last turn, "cut" truncates. Raises ValueError for values out of range.
     """
 
     kind: Kind = "none"

@@ -1,5 +1,7 @@
 """The one loop: order, cost, budget, deadlines, and what a bad turn leads to."""
 
+from dataclasses import replace
+
 import trio
 
 from swarm.gather import Job, gather
@@ -94,6 +96,19 @@ async def test_trained_ids_are_exactly_the_sampled_ones_and_the_prompt_only_grow
     sampled = [s for s in state.segment.spans if s.kind == "sampled"]
     expected = (chat().encode_turn("a", (call("echo", text="<|im_end|>"),)), chat().encode_turn("b"))
     assert tuple(list(s.ids) for s in sampled) == expected
+
+
+async def test_without_a_scratchpad_an_answer_hands_in_only_the_rows_that_it_holds():
+    notes = Turn("| A | 1 |", (call("echo", text="x"),))
+    for answer, kept, lost in (("| B | 2 |", (("A", "1"), ("B", "2")), (("B", "2"),)), ("#rows", (("A", "1"),), ())):
+        h = harness(says(notes, Turn(answer)))
+        assert (await rollout(h)).table == kept
+        assert (await rollout(replace(h, scratchpad=False))).table == lost
+
+
+async def test_without_a_scratchpad_an_agent_that_is_cut_hands_in_nothing(autojump_clock):
+    policy = says(Turn("| A | 1 |", (call("echo", text="x"),)), Turn("", (call("echo", text="x", seconds=1e6),)))
+    assert (await rollout(replace(harness(policy), scratchpad=False))).table == ()
 
 
 async def test_the_same_seed_gives_the_same_rollout_and_cancelling_leaves_nothing(autojump_clock):

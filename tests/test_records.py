@@ -1,6 +1,7 @@
 """Rollout records: every tree comes back exactly, and a torn file loses its tail only."""
 
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from swarm.records import RecordError, read, torn_bytes, write
-from swarm.types import Ledger, Reward, Rollout, Segment, Span, Stage, Task, Trace
+from swarm.types import Ledger, OpenedBy, Reward, Rollout, Segment, Span, Stage, Task, Trace
 
 numbers = st.floats(allow_nan=False)
 counts = st.integers(0, 1 << 40)
@@ -20,7 +21,9 @@ sampled = st.lists(st.tuples(counts, numbers), max_size=4).map(
 )
 given_spans = st.builds(Span, st.sampled_from(["prompt", "observed"]), st.lists(counts, max_size=3).map(tuple))
 segments = st.builds(
-    Segment, st.lists(sampled | given_spans, max_size=3).map(tuple), st.sampled_from(["start", "compaction", "fork"])
+    Segment,
+    st.lists(sampled | given_spans, max_size=3).map(tuple),
+    st.sampled_from(["start", "truncation", "compaction", "fork"]),
 )
 traces = st.builds(
     Trace, names, st.lists(segments, max_size=2).map(tuple), st.sampled_from(["answered", "exhausted", "error"]), names
@@ -60,6 +63,14 @@ def test_every_rollout_comes_back_exactly(tmp_path: Path, wanted: list[Rollout])
     path.unlink(missing_ok=True)
     write(path, wanted)
     assert list(read(path)) == wanted
+
+
+@pytest.mark.parametrize("by", ["truncation", "compaction"])
+def test_rewritten_contexts_come_back_with_what_opened_them(tmp_path: Path, by: OpenedBy) -> None:
+    copy = Segment((Span("prompt", (1, 3)), Span("sampled", (4,), (-0.25,), 2)), by)
+    wanted = replace(TWO[0], trace=replace(TWO[0].trace, segments=(*TWO[0].trace.segments, copy)))
+    write(tmp_path / "r.rec", [wanted])
+    assert list(read(tmp_path / "r.rec")) == [wanted]
 
 
 def test_writing_again_appends(tmp_path: Path) -> None:

@@ -19,6 +19,12 @@ def test_an_artifact_is_shown_by_its_handle_and_goes_by_it_when_seen_again():
     assert ws.items[1].cells["a"] == "1,228"
 
 
+def test_after_a_rewrite_a_document_that_no_text_labels_is_written_out_again_once():
+    ws = workspace(PAGE, Artifact("Canton", url="w/9")).forgotten(["see [Doc #2](w/9) Canton and #1"])
+    ws, text = ws.show((PAGE, Artifact("Canton", url="w/9"), PAGE))
+    assert text == "[Doc #1](w/7) Akron#2#1"
+
+
 def test_a_row_is_kept_with_its_references_resolved():
     ws = workspace(PAGE).written("found it\n| #1 | #1.a | N/A |\n")
     assert ws.rows == (("Akron", "1,228", "N/A"),)
