@@ -1,6 +1,6 @@
 """The settings of a training run, nested by owner. A recipe is a function that returns a `Recipe`.
 
-Every field can be overridden on the command line (`--ppo.clip_high 0.28`), and the run folder keeps
+Every field can be overridden on the command line (`--ppo.surrogate.clip_high 0.28`), and the run folder keeps
 the whole of it. Not here: what the settings do.
 """
 
@@ -13,6 +13,7 @@ from typing import Literal
 from envs.world import WorldConfig
 from orchestrator.tools import SpawnLimits
 from rewards.parl import ParlConfig
+from swarm.context import ContextPolicy
 from swarm.rl.ppo import PPOConfig
 
 SHIPPED = Path(__file__).parents[1] / "subagents" / "checkpoints" / "reader-1m"
@@ -38,13 +39,17 @@ class TaskMix:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of an agent: sampled tokens a turn, tokens of context, critical steps, seconds, and its temperature."""
+    """Limits of an agent: sampled tokens a turn, tokens of context, critical steps, seconds, and its temperature.
+
+    `rewriting`: what is done before the context is full, if anything.
+    """
 
     turn_tokens: int
     context: int
     steps: int
     seconds: float = 300.0
     temperature: float = 1.0
+    rewriting: ContextPolicy = field(default_factory=ContextPolicy)
 
     def __post_init__(self) -> None:
         for name in ("turn_tokens", "context", "steps", "seconds", "temperature"):
@@ -55,7 +60,7 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """The closing evaluation: `tasks` held-out tasks at the full budget `budget`, all systems; then the sweep
-    of budgets on `wide_tasks` tasks of `wide_rows` rows. During training every `every` iterations on `during` tasks.
+    of budgets on `wide_tasks` tasks of `wide_rows` rows. The short one during training has `during` tasks.
     """
 
     tasks: int = 200
@@ -65,11 +70,10 @@ class Evaluation:
     wide_rows: tuple[int, int] = (50, 80)
     sweep_swarm: tuple[int, ...] = (5, 6, 7, 8, 10, 12, 16, 24, 40)
     sweep_single: tuple[int, ...] = (8, 12, 16, 24, 40, 64, 96, 128)
-    every: int = 10
     during: int = 48
 
     def __post_init__(self) -> None:
-        for name in ("tasks", "budget", "wide_tasks", "every", "during"):
+        for name in ("tasks", "budget", "wide_tasks", "during"):
             if getattr(self, name) < 1:
                 raise ValueError(f"evaluation: {name} = {getattr(self, name)}, want 1 or more")
         _range("evaluation: rows", self.rows)
@@ -77,18 +81,46 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """A PPO run of one policy. `spawn` gives it `create_subagent` and `assign_task`; without, it is a single agent.
+class Training:
+    """What every PPO run has: its seed, its length, its optimizer, and where it starts.
 
-    `start` is the checkpoint that it starts from, `subagent` the frozen one that it spawns.
-    `at_once` bounds the root agents that run together, `threads` the cores (0: all).
+    An iteration is `episodes` rollouts, `group` of each task. `at_once` bounds the root agents that run
+    together, `threads` the cores (0: all). Every `quick_every` iterations a short evaluation is made.
     """
 
     seed: int = 0
     iterations: int = 30
     episodes: int = 64
-    spawn: bool = True
+    group: int = 1
     start: Path = SHIPPED
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    at_once: int = 64
+    threads: int = 0
+    checkpoint_every: int = 1
+    quick_every: int = 10
+    wandb: Literal["offline", "online", "disabled"] = "offline"
+
+    def __post_init__(self) -> None:
+        for name in ("iterations", "episodes", "group", "at_once", "checkpoint_every", "quick_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"recipe: {name} = {getattr(self, name)}, want 1 or more")
+        if self.episodes % self.group:
+            raise ValueError(f"recipe: episodes = {self.episodes}, want a multiple of group = {self.group}")
+        if not self.ppo.advantage.critic and self.group < 2:
+            form = self.ppo.advantage.form
+            raise ValueError(f"recipe: group = {self.group} with ppo.advantage.form = {form!r}, want 2 or more")
+        if self.threads < 0:
+            raise ValueError(f"recipe: threads = {self.threads}, want 0 (all cores) or more")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe(Training):
+    """A PPO run on tables. `spawn` gives the policy `create_subagent` and `assign_task`; without, it is a single agent.
+
+    `start` is the checkpoint that it starts from, `subagent` the frozen one that it spawns.
+    """
+
+    spawn: bool = True
     subagent: Path = SHIPPED
     world: WorldConfig = field(default_factory=lambda: WorldConfig(conflicts=0.1, missing=0.05))
     tasks: TaskMix = field(default_factory=TaskMix)
@@ -96,16 +128,4 @@ class Recipe:
     child: Limits = field(default_factory=lambda: Limits(turn_tokens=96, context=2048, steps=32, temperature=0.3))
     spawning: SpawnLimits = field(default_factory=SpawnLimits)
     parl: ParlConfig = field(default_factory=ParlConfig)
-    ppo: PPOConfig = field(default_factory=PPOConfig)
     evaluation: Evaluation = field(default_factory=Evaluation)
-    at_once: int = 64
-    threads: int = 0
-    checkpoint_every: int = 1
-    wandb: Literal["offline", "online", "disabled"] = "offline"
-
-    def __post_init__(self) -> None:
-        for name in ("iterations", "episodes", "at_once", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"recipe: {name} = {getattr(self, name)}, want 1 or more")
-        if self.threads < 0:
-            raise ValueError(f"recipe: threads = {self.threads}, want 0 (all cores) or more")

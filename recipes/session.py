@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from envs.accept import accepted
 from envs.tasks import TaskSet
 from envs.world import World, WorldConfig, build_world
-from recipes.config import Recipe
+from recipes.config import Recipe, Training
 from recipes.systems import Builder
 from rewards.table import table_scores
 from swarm.chat import HermesChat
@@ -68,8 +68,10 @@ def open_world(config: WorldConfig) -> tuple[World, TaskSet]:
     return world, TaskSet(world, keep=accepted(world, table_scores))
 
 
-def threads_of(recipe: Recipe) -> int:
-    return recipe.threads or os.cpu_count() or 1
+def threads_of(recipe: Training) -> int:
+    """Cores of the engine, and as many of the learner: half of all where the two overlap."""
+    threads = recipe.threads or os.cpu_count() or 1
+    return threads if recipe.ppo.max_staleness == 0 else max(1, threads // 2)
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from swarm.rundir import RunDirError, read_metrics
 SMALL = [
     *("--iterations", "3", "--episodes", "4", "--checkpoint_every", "1", "--wandb", "disabled", "--threads", "1"),
     *("--world.families", '["isotope"]', "--world.groups_per_band", "8", "--tasks.rows", "[3, 10]"),
-    *("--ppo.warmup_updates", "1", "--ppo.minibatches", "2", "--parl.anneal_steps", "4"),
+    *("--ppo.critic.warmup_updates", "1", "--ppo.minibatches", "2", "--parl.anneal_steps", "4"),
     *("--evaluation.tasks", "4", "--evaluation.wide_tasks", "2", "--evaluation.during", "2"),
     *("--evaluation.rows", "[3, 10]", "--evaluation.wide_rows", "[5, 10]"),
     *("--evaluation.sweep_swarm", "[6, 12]", "--evaluation.sweep_single", "[6, 12]"),
@@ -38,7 +38,7 @@ def small(recipe: Recipe) -> Recipe:
         threads=1,
         world=replace(recipe.world, families=("isotope",), groups_per_band=8),
         tasks=replace(recipe.tasks, rows=(3, 10)),
-        ppo=replace(recipe.ppo, warmup_updates=1, minibatches=2),
+        ppo=replace(recipe.ppo, critic=replace(recipe.ppo.critic, warmup_updates=1), minibatches=2),
         parl=replace(recipe.parl, anneal_steps=4),
         evaluation=replace(
             recipe.evaluation,

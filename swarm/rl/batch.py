@@ -11,54 +11,57 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from swarm.rl.ppo import Truncated
 from swarm.rl.rows import Rows, rows_of
 from swarm.types import Rollout, Segment, Span
-
-Truncated = Literal["bootstrap", "leave_out"]
-"""What is done with a rollout that was cut from outside. bootstrap: its reward is ignored, what would have
-followed is estimated by the critic on the context at the cut; leave_out: it is not learnt from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Action tokens of R rollouts and the rows that hold them.
 
-    `logp_old_N` are the sampler's log-probabilities (nats), `turn_N` counts a rollout's turns from 0.
-    `reward_R` arrives on a rollout's last action token. `cut_row_R` is the row at whose end a truncated
-    rollout is bootstrapped, -1 for one that terminated.
+    `logp_rollout_N` are the sampler's log-probabilities (nats), `version_N` the weights that it had. `turn_N`
+    counts a rollout's turns from 0, `steps_N` has the critical steps of the token's turn (None where a ledger
+    has not one stage a turn). `reward_R` arrives on a rollout's last action token. `cut_row_R` is the row at whose
+    end a truncated rollout is bootstrapped, -1 for one that terminated. Rollouts of one task share a `group_R`;
+    `domains` are their tasks'.
     """
 
     rows: Rows
-    logp_old_N: Tensor
+    logp_rollout_N: Tensor
     version_N: Tensor
     rollout_N: Tensor
     segment_N: Tensor
     turn_N: Tensor
+    steps_N: Tensor | None
     rollout_S: Tensor
     reward_R: Tensor
     cut_row_R: Tensor
+    group_R: Tensor
+    domains: tuple[str, ...]
     left_out: Mapping[str, int]
 
     def __len__(self) -> int:
-        return len(self.logp_old_N)
+        return len(self.logp_rollout_N)
 
     def to(self, device: torch.device) -> Batch:
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("rows", "left_out")}
-        return replace(self, rows=self.rows.to(device), **{name: x.to(device) for name, x in tensors.items()})
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        tensors = {name: x.to(device) for name, x in values.items() if isinstance(x, Tensor)}
+        return replace(self, rows=self.rows.to(device), **tensors)
 
 
-def collect(rollouts: Sequence[Rollout], truncated: Truncated = "bootstrap") -> Batch:
+def collect(rollouts: Sequence[Rollout], truncated: Truncated = "bootstrap", oldest: int | None = None) -> Batch:
     """The trainable action tokens of the rollouts, float32 and int64 on the CPU.
 
     Left out and counted: `failed` (infrastructure, anywhere in the tree), `running`, `truncated` (when so
-    asked), `unrewarded`, `no_action`. Raises ValueError on a reward or a log-probability that is not finite.
+    asked), `unrewarded`, `no_action`, `stale` (a token of a version before `oldest`; GLM-5, arXiv 2602.15763,
+    drops whole rollouts). Raises ValueError on a reward or a log-probability that is not finite.
     """
-    kinds = [_left_out(r, truncated) for r in rollouts]
+    kinds = [_left_out(r, truncated, oldest) for r in rollouts]
     kept = [r for r, kind in zip(rollouts, kinds, strict=True) if not kind]
     segments = [s for r in kept for s in r.trace.segments]
     rows = rows_of(segments)
@@ -67,17 +70,20 @@ def collect(rollouts: Sequence[Rollout], truncated: Truncated = "bootstrap") -> 
     cut_R = torch.tensor([r.trace.status == "truncated" for r in kept], dtype=torch.bool)
     batch = Batch(
         rows=rows,
-        logp_old_N=torch.tensor([x for s in _sampled(segments) for x in s.logprobs], dtype=torch.float32),
+        logp_rollout_N=torch.tensor([x for s in _sampled(segments) for x in s.logprobs], dtype=torch.float32),
         version_N=torch.tensor([s.version for s in _sampled(segments) for _ in s.ids], dtype=torch.long),
         rollout_N=rollout_S.repeat_interleave(rows.actions_S),
         segment_N=torch.arange(len(segments)).repeat_interleave(rows.actions_S),
         turn_N=torch.tensor([t for r in kept for t in turns_of(r.trace.segments)], dtype=torch.long),
+        steps_N=_steps(kept),
         rollout_S=rollout_S,
         reward_R=torch.tensor([_reward(r) for r in kept], dtype=torch.float32),
         cut_row_R=torch.where(cut_R, per_R.cumsum(0) - 1, -1),
+        group_R=_groups([r.task.id for r in kept]),
+        domains=tuple(r.task.domain for r in kept),
         left_out=dict(Counter(kind for kind in kinds if kind)),
     )
-    if not bool(batch.logp_old_N.isfinite().all()):
+    if not bool(batch.logp_rollout_N.isfinite().all()):
         raise ValueError("a sampled token has a log-probability that is not finite, want the sampler's own")
     return batch
 
@@ -100,7 +106,23 @@ def _sampled(segments: Sequence[Segment]) -> Iterator[Span]:
     return (span for segment in segments for span in segment.spans if span.kind == "sampled")
 
 
-def _left_out(rollout: Rollout, truncated: Truncated) -> str:
+def _steps(rollouts: Sequence[Rollout]) -> Tensor | None:
+    """The critical steps of every action token's turn, float32, or None."""
+    steps: list[int] = []
+    for r in rollouts:
+        turns, stages = turns_of(r.trace.segments), r.ledger.stages
+        if turns and turns[-1] + 1 != len(stages):
+            return None
+        steps.extend(stages[t].critical_steps for t in turns)
+    return torch.tensor(steps, dtype=torch.float32)
+
+
+def _groups(task_ids: Sequence[str]) -> Tensor:
+    index = {task: g for g, task in enumerate(dict.fromkeys(task_ids))}
+    return torch.tensor([index[task] for task in task_ids], dtype=torch.long)
+
+
+def _left_out(rollout: Rollout, truncated: Truncated, oldest: int | None) -> str:
     status = rollout.trace.status
     if rollout.failed:
         return "failed"
@@ -108,7 +130,10 @@ def _left_out(rollout: Rollout, truncated: Truncated) -> str:
         return status
     if rollout.reward is None and status != "truncated":
         return "unrewarded"
-    return "" if any(s.ids for s in _sampled(rollout.trace.segments)) else "no_action"
+    versions = [s.version for s in _sampled(rollout.trace.segments) if s.ids]
+    if not versions:
+        return "no_action"
+    return "stale" if oldest is not None and min(versions) < oldest else ""
 
 
 def _reward(rollout: Rollout) -> float:

@@ -1,20 +1,18 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """The PPO update with a critic: from a batch of rollouts to new weights.
 
-    batch ── values, π_old ── chained GAE ── whitening ──┬── critic: epochs × minibatches
-             (no gradient)    (whole rollouts)           └── policy: epochs × minibatches
-                                                             minibatch = whole rollouts
-                                                             micro-batch = rows up to a token budget
+    batch ── signals ──┬── critic: epochs × minibatches         minibatch = whole rollouts
+         (no gradient) └── policy: epochs × minibatches         micro-batch = rows up to a token budget
 
-One count of action tokens, over all micro-batches and processes of a minibatch, divides its loss. Each
-process brings whole rollouts of its own. Not here: rollouts, rewards, files.
+With a shared trunk the critic is a head on the policy, and the two losses are one pass. One count of action
+tokens, over all micro-batches and processes of a minibatch, divides its loss. Each process brings whole
+rollouts of its own. Not here: what the losses are given (`swarm.rl.signals`), rollouts, rewards, files.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,43 +20,26 @@ from accelerate import Accelerator  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor, nn
 from transformers import Qwen3ForCausalLM
 
+from swarm.engine.qwen3 import head_of, weights_of
 from swarm.rl.batch import Batch
-from swarm.rl.critic import Critic
-from swarm.rl.forward import chosen, hidden_states, log_policy
-from swarm.rl.gae import chained_gae, last_of_rollout
-from swarm.rl.losses import clipped, entropy, explained_variance, k3, log_ratio, mean_over, ppo_loss, value_loss, whiten
-from swarm.rl.ppo import Metrics, PolicyMetrics, PPOConfig
-from swarm.rl.processes import alone, largest, same_everywhere, total
-from swarm.rl.rows import MicroBatch, Rows, ends_of, micro_batches
-from swarm.rl.schedule import LrSchedule
+from swarm.rl.critic import Critic, ValueHead
+from swarm.rl.distill import routed_kl
+from swarm.rl.forward import hidden_states, log_chosen
+from swarm.rl.losses import k3, kl, log_ratio, mean_over, value_loss
+from swarm.rl.measure import POLICY_TERMS, Tally, metrics_of
+from swarm.rl.ppo import Metrics, PPOConfig
+from swarm.rl.processes import alone, same_everywhere, total
+from swarm.rl.rows import MicroBatch, micro_batches
+from swarm.rl.signals import Frozen, Signals, logprobs, signals_of
 from swarm.rl.stepper import Stepper
+from swarm.rl.surrogate import surrogate
 from swarm.seeds import derive
-
-
-@dataclass(frozen=True, slots=True)
-class Signals:
-    """What the losses are given, all [N] and fixed before the first step; `advantage_N` is whitened."""
-
-    logp_old_N: Tensor
-    advantage_N: Tensor
-    value_N: Tensor
-    target_N: Tensor
-    logp_reference_N: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """What some passes measured: `x_KM`, K quantities on M action tokens (a token counts once a pass),
-    and the mean gradient norm of the steps."""
-
-    x_KM: Tensor
-    grad_norm: float
 
 
 class Learner:
     """Policy, critic, their optimizers and the count of updates: `metrics = learner.update(collect(rollouts))`.
 
-    `reference` is a frozen model, wanted when `kl_coef` is above 0. The policy is trained in place.
+    The policy is trained in place. `frozen` holds the models that the configuration's KL term and teachers want.
     """
 
     def __init__(
@@ -66,50 +47,59 @@ class Learner:
         policy: Qwen3ForCausalLM,
         config: PPOConfig,
         accelerator: Accelerator | None = None,
-        reference: Qwen3ForCausalLM | None = None,
+        frozen: Frozen | None = None,
     ) -> None:
-        if (config.kl_coef > 0) != (reference is not None):
-            given = "a" if reference is not None else "no"
-            raise ValueError(f"ppo: kl_coef = {config.kl_coef} and {given} reference, want both or neither")
-        self.config = config
+        self.config, self.frozen = config, frozen or Frozen()
+        self.frozen.check(config)
         self.accelerator = accelerator or alone()
-        self.policy = policy.eval().to(self.accelerator.device)
-        self.critic = Critic(self.policy, config.critic_layers).eval().to(self.accelerator.device)
-        self.reference = None if reference is None else reference.eval().to(self.accelerator.device)
-        self.policy_stepper = self._stepper(self.policy, config.schedule(config.lr))
-        self.critic_stepper = self._stepper(self.critic, config.schedule(config.critic_lr))
+        device = self.accelerator.device
+        self.policy = policy.eval().to(device)
+        for model in (self.frozen.reference, *self.frozen.teachers):
+            if model is not None:
+                nn.Module.to(model.eval(), device)
+        shared = config.critic.trunk == "shared"
+        head = ValueHead(self.policy.config.hidden_size) if shared else Critic(self.policy, config.critic.layers)
+        self.critic: ValueHead | Critic = head.eval().to(device)
+        both = nn.ModuleDict({"policy": self.policy, "value": self.critic})
+        self.policy_stepper = self._stepper(both if shared else self.policy, config.lr)
+        self.critic_stepper = self._stepper(self.critic, config.critic_lr)
         self.updates = 0
         same_everywhere(self.accelerator, (*self.policy.parameters(), *self.critic.parameters()))
 
-    def _stepper(self, network: nn.Module, lr: LrSchedule) -> Stepper:
-        c = self.config
-        return Stepper(network, lr, self.accelerator, weight_decay=c.weight_decay, clip=c.max_grad_norm)
+    def _stepper(self, network: nn.Module, lr: float) -> Stepper:
+        return Stepper(network, self.config.schedule(lr), self.accelerator, self.config.optimizer)
 
     @property
     def step(self) -> int:
         """Policy optimizer steps made so far: what λ1, λ2 and the learning rate are a function of."""
         return self.policy_stepper.steps
 
+    @property
+    def oldest(self) -> int:
+        """The oldest version of a token that the next update learns from."""
+        return self.updates - self.config.max_staleness
+
     def update(self, batch: Batch) -> Metrics:
         """Learns from the batch; a batch without tokens changes no weight."""
         batch = batch.to(self.accelerator.device)
-        warming = self.updates < self.config.warmup_updates
+        warming = self.config.advantage.critic and self.updates < self.config.critic.warmup_updates
         signals = self.signals(batch)
-        first_N = signals.logp_old_N.clone()
-        if self.config.old_logprobs == "rollout":
-            first_N = self._logprobs(self.policy, batch) if warming else torch.full_like(first_N, math.nan)
-        critic_epochs = self.config.warmup_critic_epochs if warming else self.config.critic_epochs
-        critic = self._passes(self.critic_stepper, batch, critic_epochs, lambda m: self._value_losses(m, signals), 1)
-        policy = None
+        first_N = self._first(batch, signals, warming)
+        if self.config.optimizer.reset_moments:
+            # The engine has had new weights since the last update.
+            self.policy_stepper.reset_moments()
+            self.critic_stepper.reset_moments()
+        critic, policy = self._critic_passes(batch, signals, warming), None
         if not warming:
-            begun = self.step
-
-            def losses(micro: MicroBatch) -> Tensor:
-                return self._policy_losses(micro, signals, first_N if self.step == begun else None)
-
-            policy = self._passes(self.policy_stepper, batch, self.config.epochs, losses, 6)
+            policy, joint = self._policy_passes(batch, signals, first_N)
+            critic = critic or joint
+        metrics = metrics_of(self, batch, signals, first_N, critic, policy)
         self.updates += 1
-        return self._metrics(batch, signals, first_N, critic, policy)
+        return metrics
+
+    def signals(self, batch: Batch) -> Signals:
+        """What the losses will be given, under the weights as they are."""
+        return signals_of(batch, self.config, self.policy, self.frozen, self._values, self._sum)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a later `update` depends on; tensors are shared, so save before the next one."""
@@ -130,73 +120,83 @@ class Learner:
         self.critic_stepper.load_state_dict(state["critic_stepper"])
         self.updates = state["updates"]
 
-    # --- before the first step ---------------------------------------------------------
+    # --- what a pass reads -------------------------------------------------------------
 
-    def signals(self, batch: Batch) -> Signals:
-        """Values, advantages and targets of the batch under the weights as they are."""
-        c = self.config
-        value_N = self._read(batch.rows, lambda m: self.critic.values(m, c.bf16))
-        cut_R = batch.cut_row_R >= 0
-        bootstrap_R = torch.zeros_like(batch.reward_R)
-        ends = ends_of(batch.rows, batch.cut_row_R[cut_R])
-        bootstrap_R[cut_R] = self._read(ends, lambda m: self.critic.values(m, c.bf16))
-        reward_N = torch.where(last_of_rollout(batch.rollout_N), batch.reward_R[batch.rollout_N], 0.0)
-        chain = (reward_N, value_N, bootstrap_R, batch.rollout_N, c.gamma)
-        advantage_N = chained_gae(*chain, c.lam_policy)
-        critic_N = advantage_N if c.lam_critic == c.lam_policy else chained_gae(*chain, c.lam_critic)
-        return Signals(
-            logp_old_N=self._logprobs(self.policy, batch) if c.old_logprobs == "recompute" else batch.logp_old_N,
-            advantage_N=whiten(advantage_N, self._sum).float(),
-            value_N=value_N,
-            target_N=(critic_N + value_N).float(),
-            logp_reference_N=None if self.reference is None else self._logprobs(self.reference, batch),
-        )
+    def _values(self, micro: MicroBatch) -> Tensor:
+        """V [n]. A shared trunk is not moved by what is made of these."""
+        if isinstance(self.critic, Critic):
+            return self.critic.values(micro, self.config.bf16)
+        with torch.no_grad():
+            h_nd = hidden_states(self.policy, micro, self.config.bf16)
+        return self.critic.values(h_nd)
 
-    def _logprobs(self, model: Qwen3ForCausalLM, batch: Batch) -> Tensor:
-        return self._read(batch.rows, lambda m: chosen(self._log_policy(model, m), m.target_n))
+    def _first(self, batch: Batch, signals: Signals, warming: bool) -> Tensor:
+        """The learner's own log-probabilities [N] before its first step. NaN: not known yet, the first
+        minibatch will tell its own without a pass of their own."""
+        if self.config.old_logprobs == "recompute":
+            return signals.logp_old_N
+        if warming:
+            return logprobs(self.policy, batch.rows, self.config)
+        return torch.full_like(signals.logp_old_N, math.nan)
 
-    @torch.no_grad()
-    def _read(self, rows: Rows, of: Callable[[MicroBatch], Tensor]) -> Tensor:
-        """Something [N] on every action token, float32, without gradient."""
-        out_N = torch.zeros(len(rows.target_N), device=rows.target_N.device)
-        for micro in micro_batches(rows, torch.arange(len(rows), device=out_N.device), self.config.micro_tokens):
-            out_N[micro.index_n] = of(micro)
-        return out_N
+    # --- losses ------------------------------------------------------------------------
 
-    def _log_policy(self, model: Qwen3ForCausalLM, micro: MicroBatch) -> Tensor:
-        return log_policy(model, hidden_states(model, micro, self.config.bf16), self.config.temperature)
+    def _value_loss(self, value_n: Tensor, signals: Signals, micro: MicroBatch) -> Tensor:
+        at_n = micro.index_n
+        return value_loss(value_n, signals.value_N[at_n], signals.target_N[at_n], self.config.critic.value_clip)
 
-    # --- steps -------------------------------------------------------------------------
-
-    def _value_losses(self, micro: MicroBatch, signals: Signals) -> Tensor:
-        value_n = self.critic.values(micro, self.config.bf16)
-        old_n, target_n = signals.value_N[micro.index_n], signals.target_N[micro.index_n]
-        return value_loss(value_n, old_n, target_n, self.config.value_clip)[None]
-
-    def _policy_losses(self, micro: MicroBatch, signals: Signals, first_N: Tensor | None) -> Tensor:
-        """[6, n]: the loss; then clipped, k3, ratio, entropy, KL to the reference (no gradient wanted)."""
+    def _policy_losses(self, micro: MicroBatch, signals: Signals, batch: Batch, first_N: Tensor | None) -> Tensor:
+        """[8, n]: the loss, then what is measured: `POLICY_TERMS`."""
         c, at_n = self.config, micro.index_n
-        logp_nV = self._log_policy(self.policy, micro)
-        logp_n = chosen(logp_nV, micro.target_n)
-        # Without a coefficient the entropy is only measured.
-        entropy_n = entropy(logp_nV if c.entropy_coef > 0 else logp_nV.detach())
+        h_nd = hidden_states(self.policy, micro, c.bf16)
+        logp_n, entropy_n = log_chosen(self.policy, h_nd, micro.target_n, c.temperature, with_entropy=True)
         if first_N is not None:
             first_N[at_n] = logp_n.detach()
-        old_n, advantage_n = signals.logp_old_N[at_n], signals.advantage_N[at_n]
-        loss_n = ppo_loss(logp_n, old_n, advantage_n, c.clip_low, c.clip_high, c.dual_clip)
-        reference_n = torch.zeros_like(loss_n)
+        old_n, weight_n = signals.logp_old_N[at_n], signals.weight_N[at_n]
+        s = surrogate(c.surrogate, logp_n, old_n, signals.advantage_N[at_n], batch.logp_rollout_N[at_n])
+        loss_n, zero_n = weight_n * s.loss_N, torch.zeros_like(weight_n)
+        if c.entropy_coef > 0:
+            loss_n = loss_n - c.entropy_coef * entropy_n
+        reference_n = teacher_n = value_n = zero_n
         if signals.logp_reference_N is not None:
-            reference_n = k3(logp_n, signals.logp_reference_N[at_n])
-        loss_n = loss_n - c.entropy_coef * entropy_n + c.kl_coef * reference_n
+            reference_n = kl(c.kl.estimator, logp_n, signals.logp_reference_N[at_n])
+            loss_n = loss_n + c.kl.coef * reference_n if c.kl.where == "loss" else loss_n
+        if signals.teachers and signals.weight_KN is not None:
+            head_Vd = head_of(weights_of(self.policy))
+            teacher_n = routed_kl(h_nd, head_Vd, signals.teachers, signals.weight_KN[:, at_n], at_n, c.temperature)
+            loss_n = loss_n + c.distill.coef * teacher_n
+        if isinstance(self.critic, ValueHead) and c.advantage.critic:
+            value_n = self._value_loss(self.critic.values(h_nd), signals, micro)
+            loss_n = loss_n + c.critic.coef * value_n
         now_n = logp_n.detach()
-        return torch.stack([
-            loss_n,
-            clipped(now_n, old_n, advantage_n, c.clip_low, c.clip_high).float(),
-            k3(old_n, now_n),
-            log_ratio(now_n, old_n).exp(),
-            entropy_n.detach(),
-            reference_n.detach(),
-        ])  # fmt: skip
+        terms = (s.stopped_N.float(), k3(old_n, now_n), log_ratio(now_n, old_n).exp(), entropy_n, reference_n)
+        return torch.stack([loss_n, *(x.detach() for x in (*terms, teacher_n, value_n))])
+
+    # --- passes ------------------------------------------------------------------------
+
+    def _critic_passes(self, batch: Batch, signals: Signals, warming: bool) -> Tally | None:
+        """None where the policy's passes train the critic as well, or nothing does."""
+        c = self.config
+        if not c.advantage.critic:
+            return Tally(torch.zeros(1, 0, device=batch.reward_R.device), 0.0)
+        if isinstance(self.critic, ValueHead) and not warming:
+            return None
+
+        def losses(micro: MicroBatch) -> Tensor:
+            return self._value_loss(self._values(micro), signals, micro)[None]
+
+        epochs = c.critic.warmup_epochs if warming else c.critic.epochs
+        return self._passes(self.critic_stepper, batch, epochs, losses, 1)
+
+    def _policy_passes(self, batch: Batch, signals: Signals, first_N: Tensor) -> tuple[Tally, Tally]:
+        """The tally of the policy, and that of the value loss on a shared trunk."""
+        begun, known = self.step, self.config.old_logprobs == "recompute"
+
+        def losses(micro: MicroBatch) -> Tensor:
+            return self._policy_losses(micro, signals, batch, None if known or self.step > begun else first_N)
+
+        tally = self._passes(self.policy_stepper, batch, self.config.epochs, losses, 1 + len(POLICY_TERMS))
+        return tally, Tally(tally.x_KM[-1:], tally.grad_norm)
 
     def _passes(
         self, stepper: Stepper, batch: Batch, epochs: int, losses: Callable[[MicroBatch], Tensor], kinds: int
@@ -205,7 +205,7 @@ class Learner:
         measured = [torch.zeros(kinds, 0, device=batch.reward_R.device)]
         norms: list[float] = []
         for epoch in range(epochs):
-            for rows_S in self._minibatches(batch, epoch, kinds):
+            for rows_S in self._minibatches(batch, epoch, stepper is self.critic_stepper):
                 count = self._sum(batch.rows.actions_S[rows_S].sum())
                 if count == 0:
                     continue
@@ -217,58 +217,13 @@ class Learner:
         finite = [x for x in norms if math.isfinite(x)]
         return Tally(torch.cat(measured, dim=1), sum(finite) / max(len(finite), 1))
 
-    def _minibatches(self, batch: Batch, *salt: int) -> Iterator[Tensor]:
+    def _minibatches(self, batch: Batch, epoch: int, critic: bool) -> Iterator[Tensor]:
         """The rows of each minibatch. Rollouts stay whole; a rollout is in exactly one."""
-        generator = torch.Generator().manual_seed(derive(self.config.seed, self.updates, *salt))
-        order_R = torch.randperm(len(batch.reward_R), generator=generator).to(batch.rollout_S.device)
+        seed = derive(self.config.seed, self.updates, epoch, 1 if critic else 6)
+        order_R = torch.randperm(len(batch.reward_R), generator=torch.Generator().manual_seed(seed))
+        order_R = order_R.to(batch.rollout_S.device)
         for k in range(self.config.minibatches):
             yield torch.isin(batch.rollout_S, order_R[k :: self.config.minibatches]).nonzero()[:, 0]
 
-    # --- over processes ----------------------------------------------------------------
-
     def _sum(self, x: Tensor) -> Tensor:
         return total(self.accelerator, x)
-
-    def _max(self, x_N: Tensor) -> float:
-        return float(largest(self.accelerator, x_N.max() if len(x_N) else torch.zeros((), device=x_N.device)))
-
-    def _mean(self, x_KN: Tensor) -> list[float]:
-        """The means over the last axis, over all processes."""
-        count = self._sum(torch.tensor(float(x_KN.shape[-1]), device=x_KN.device))
-        return (self._sum(x_KN.double().sum(-1)) / count.clamp(min=1)).flatten().tolist()
-
-    def _metrics(self, batch: Batch, signals: Signals, first_N: Tensor, critic: Tally, policy: Tally | None) -> Metrics:
-        drift_N = (first_N - batch.logp_old_N).abs()
-        drift_N = drift_N[~first_N.isnan()]
-        tokens = self._sum(torch.tensor(len(batch), device=drift_N.device))
-        rollouts = self._sum(torch.tensor(len(batch.reward_R), device=drift_N.device))
-        return Metrics(
-            tokens=int(tokens),
-            rollouts=int(rollouts),
-            left_out=batch.left_out,
-            reward=self._mean(batch.reward_R[None])[0],
-            value_loss=self._mean(critic.x_KM)[0],
-            explained_variance=explained_variance(signals.value_N, signals.target_N, self._sum),
-            critic_grad_norm=critic.grad_norm,
-            critic_lr=self.critic_stepper.lr,
-            drift_mean=self._mean(drift_N[None])[0],
-            drift_max=self._max(drift_N),
-            policy_steps=self.policy_stepper.steps,
-            critic_steps=self.critic_stepper.steps,
-            skipped=self.policy_stepper.skipped + self.critic_stepper.skipped,
-            policy=None if policy is None else self._policy_metrics(policy),
-        )
-
-    def _policy_metrics(self, tally: Tally) -> PolicyMetrics:
-        loss, clip_fraction, approx_kl, ratio_mean, entropy, kl_reference = self._mean(tally.x_KM)
-        return PolicyMetrics(
-            loss=loss,
-            clip_fraction=clip_fraction,
-            approx_kl=approx_kl,
-            ratio_mean=ratio_mean,
-            ratio_max=self._max(tally.x_KM[3]),
-            entropy=entropy,
-            kl_reference=kl_reference,
-            grad_norm=tally.grad_norm,
-            lr=self.policy_stepper.lr,
-        )

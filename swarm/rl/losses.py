@@ -7,7 +7,10 @@ section 3.3). Not here: models, shifts, masks. Axes: N action tokens, V vocabula
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -25,33 +28,6 @@ def log_ratio(logp_N: Tensor, logp_old_N: Tensor) -> Tensor:
     return (logp_N - logp_old_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
 
 
-def ppo_loss(
-    logp_N: Tensor,
-    logp_old_N: Tensor,
-    advantage_N: Tensor,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = 3.0,
-) -> Tensor:
-    """Clipped surrogate [N]: max(−ρA, −A·clip(ρ, 1−ε_low, 1+ε_high)), ρ = π/π_old.
-
-    Where A < 0 it is bounded by −cA, c = `dual_clip`. Sources: PPO, arXiv 1707.06347, eq. 7;
-    dual-clip, arXiv 1912.09729, eq. 5; clip-higher, DAPO, arXiv 2503.14476, eq. 10.
-    """
-    ratio_N = log_ratio(logp_N, logp_old_N).exp()
-    clipped_N = ratio_N.clamp(1.0 - clip_low, 1.0 + clip_high)
-    loss_N = torch.maximum(-ratio_N * advantage_N, -clipped_N * advantage_N)
-    if dual_clip is None:
-        return loss_N
-    return torch.where(advantage_N < 0, torch.minimum(loss_N, -dual_clip * advantage_N), loss_N)
-
-
-def clipped(logp_N: Tensor, logp_old_N: Tensor, advantage_N: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """True [N] where the clip stops the gradient: the ratio has left the interval in A's direction."""
-    ratio_N = log_ratio(logp_N, logp_old_N).exp()
-    return torch.where(advantage_N >= 0, ratio_N > 1.0 + clip_high, ratio_N < 1.0 - clip_low)
-
-
 def value_loss(value_N: Tensor, value_old_N: Tensor, target_N: Tensor, clip: float | None = 0.2) -> Tensor:
     """½ max((V−G)², (V_old + clip(V−V_old, ±ε) − G)²) [N]; without `clip`, ½ (V−G)².
 
@@ -64,12 +40,49 @@ def value_loss(value_N: Tensor, value_old_N: Tensor, target_N: Tensor, clip: flo
     return 0.5 * loss_N
 
 
-def k3(logp_N: Tensor, logp_other_N: Tensor) -> Tensor:
-    """An estimate [N] of KL(π ‖ other), at least 0: e^{−x} − 1 + x, x = log π − log other.
+Estimator = Literal["k1", "k2", "k3"]
 
-    Unbiased in value when the tokens were sampled from π. Source: Schulman, "Approximating KL
-    divergence", 2020.
+
+@dataclass(frozen=True, slots=True)
+class KLConfig:
+    """`KLConfig(coef=0.01)`: a price on leaving a frozen reference, off at 0.
+
+    `where`: "reward" takes coef·k off each token's reward before the advantages, "loss" adds it to the loss.
+    In the loss the estimator is differentiated: on policy k2 gives the gradient of the KL, k3 that of the
+    forward KL near it, and k1 the score, whose mean is zero whatever the policy, so that it is refused there.
     """
+
+    coef: float = 0.0
+    estimator: Estimator = "k2"
+    where: Literal["loss", "reward"] = "loss"
+
+    def __post_init__(self) -> None:
+        _want("coef", self.coef, 0 <= self.coef < math.inf, "a finite number of at least 0")
+        _want("estimator", self.estimator, self.estimator in get_args(Estimator), "'k1', 'k2' or 'k3'")
+        _want("where", self.where, self.where in ("loss", "reward"), "'loss' or 'reward'")
+        _want("estimator", self.estimator, self.where == "reward" or self.estimator != "k1",
+              "'k2' or 'k3' with where = 'loss', where the gradient of k1 has mean zero")  # fmt: skip
+
+
+def _want(name: str, value: object, right: bool, wanted: str) -> None:
+    if not right:
+        raise ValueError(f"kl: {name} = {value!r}, want {wanted}")
+
+
+def kl(estimator: Estimator, logp_N: Tensor, logp_other_N: Tensor) -> Tensor:
+    """An estimate [N] of KL(π ‖ other) on tokens sampled from π, in nats: k1 = x, k2 = x²/2, k3 = e^{−x} − 1 + x
+    with x = log π − log other.
+
+    k1 and k3 are unbiased, k2 and k3 never negative. Source: Schulman, "Approximating KL divergence", 2020.
+    """
+    if estimator == "k3":
+        return k3(logp_N, logp_other_N)
+    x_N = log_ratio(logp_N, logp_other_N)
+    return x_N if estimator == "k1" else 0.5 * x_N**2
+
+
+def k3(logp_N: Tensor, logp_other_N: Tensor) -> Tensor:
+    """e^{−x} − 1 + x [N], x = log π − log other: see `kl`."""
     x_N = log_ratio(logp_N, logp_other_N)
     return torch.expm1(-x_N) + x_N
 

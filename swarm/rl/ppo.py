@@ -1,5 +1,6 @@
 """What a PPO update is told, and what it tells: its settings and its measurements.
 
+Each part's settings stand with the part; here is what holds them together, and which go together.
 Not here: the update itself (`swarm.rl.learner`).
 """
 
@@ -7,12 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from swarm.rl.advantages import AdvantageConfig
+from swarm.rl.critic import CriticConfig
+from swarm.rl.distill import DistillConfig
+from swarm.rl.losses import KLConfig
+from swarm.rl.mismatch import DriftConfig, MismatchConfig, refuse_double
+from swarm.rl.optim import OptimizerConfig
 from swarm.rl.schedule import Decay, LrSchedule
+from swarm.rl.surrogate import SurrogateConfig
 
 OldLogprobs = Literal["rollout", "recompute"]
+
+Truncated = Literal["bootstrap", "leave_out"]
+"""What is done with a rollout that was cut from outside. bootstrap: its reward is ignored, what would have
+followed is estimated by the critic on the context at the cut; leave_out: it is not learnt from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +34,11 @@ class PPOConfig:
     `lr` is the policy's. Both rates rise over `lr_warmup` optimizer steps of their own, and, unless `lr_decay`
     is constant, fall to `lr_floor` of themselves at step `lr_steps`.
 
-    `warmup_updates` first updates train the critic alone, `warmup_critic_epochs` passes each;
-    after that it makes `critic_epochs` passes an update and the policy `epochs`. A pass is `minibatches`
-    optimizer steps, split by rollout. `micro_tokens` bounds the padded tokens in one forward.
+    After `critic.warmup_updates` updates of the critic alone, each makes `critic.epochs` passes of the critic
+    and `epochs` of the policy. A pass is `minibatches` optimizer steps, split by rollout. `micro_tokens`
+    bounds the tokens in one forward. `temperature` is the sampler's.
     `old_logprobs`: π_old is what the sampler said, or is computed again before the first step.
-    `critic_layers`: how many of the policy's layers the critic takes over, all if None.
-    `temperature` is the sampler's. `entropy_coef` and `kl_coef` (k3 to a reference) are off at 0.
+    `max_staleness`: how many updates the oldest token of a rollout may be behind; 0 collects and learns in turns.
     """
 
     lr: float = 3e-4
@@ -36,47 +47,39 @@ class PPOConfig:
     lr_decay: Decay = "constant"
     lr_steps: int = 0
     lr_floor: float = 0.0
-    gamma: float = 1.0
-    lam_policy: float = 1.0
-    lam_critic: float = 1.0
-    clip_low: float = 0.2
-    clip_high: float = 0.2
-    dual_clip: float | None = 3.0
-    value_clip: float | None = None
+    advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
+    surrogate: SurrogateConfig = field(default_factory=SurrogateConfig)
+    mismatch: MismatchConfig = field(default_factory=MismatchConfig)
+    drift: DriftConfig = field(default_factory=DriftConfig)
+    kl: KLConfig = field(default_factory=KLConfig)
+    distill: DistillConfig = field(default_factory=DistillConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     entropy_coef: float = 0.0
-    kl_coef: float = 0.0
     temperature: float = 1.0
     old_logprobs: OldLogprobs = "rollout"
+    truncated: Truncated = "bootstrap"
+    max_staleness: int = 0
     epochs: int = 1
     minibatches: int = 4
-    critic_layers: int | None = 2
-    critic_epochs: int = 1
-    warmup_updates: int = 2
-    warmup_critic_epochs: int = 2
     micro_tokens: int = 4096
-    max_grad_norm: float = 1.0
-    weight_decay: float = 0.0
     bf16: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("gamma", "lam_policy", "lam_critic"):
-            _want(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "0 to 1")
-        for name in ("epochs", "minibatches", "critic_epochs", "warmup_critic_epochs", "micro_tokens"):
+        for name in ("epochs", "minibatches", "micro_tokens"):
             _want(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        _want("critic_layers", self.critic_layers, self.critic_layers is None or self.critic_layers >= 1,
-              "None or at least 1")  # fmt: skip
-        for name in ("entropy_coef", "kl_coef", "weight_decay", "warmup_updates"):
+        for name in ("entropy_coef", "max_staleness"):
             _want(name, getattr(self, name), 0 <= getattr(self, name) < math.inf, "a finite number of at least 0")
-        for name in ("temperature", "max_grad_norm"):
-            _want(name, getattr(self, name), 0 < getattr(self, name) < math.inf, "a finite number above 0")
-        _want("clip_low", self.clip_low, 0 < self.clip_low < 1, "above 0 and below 1")
-        _want("clip_high", self.clip_high, self.clip_low <= self.clip_high < math.inf, f"at least {self.clip_low}")
-        _want("dual_clip", self.dual_clip, self.dual_clip is None or self.dual_clip > 1 + self.clip_high,
-              "None or above 1 + clip_high")  # fmt: skip
-        _want("value_clip", self.value_clip, self.value_clip is None or self.value_clip > 0, "None or above 0")
+        _want("temperature", self.temperature, 0 < self.temperature < math.inf, "a finite number above 0")
         _want("old_logprobs", self.old_logprobs, self.old_logprobs in ("rollout", "recompute"),
               "'rollout' or 'recompute'")  # fmt: skip
+        _want("truncated", self.truncated, self.truncated in ("bootstrap", "leave_out"), "'bootstrap' or 'leave_out'")
+        if not self.advantage.critic:
+            # What would have followed a cut is what a critic estimates, and a baseline of a group does not.
+            _want(f"truncated (with advantage.form = {self.advantage.form!r})", self.truncated,
+                  self.truncated == "leave_out", "'leave_out'")  # fmt: skip
+        refuse_double(self.surrogate, self.mismatch, self.old_logprobs)
         for peak in (self.lr, self.critic_lr):
             self.schedule(peak)
 
@@ -92,16 +95,17 @@ def _want(name: str, value: object, right: bool, wanted: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PolicyMetrics:
-    """Means over the action tokens of all passes. `approx_kl` is k3 of π_old against π; `clip_fraction` the
-    share of tokens whose gradient the clip stops."""
+    """Means over the action tokens of all passes. `approx_kl` is k3 of π_old against π; `stopped_fraction` the
+    share of tokens whose gradient the clip or the mask stops; `kl_teacher` the KL to the teachers."""
 
     loss: float
-    clip_fraction: float
+    stopped_fraction: float
     approx_kl: float
     ratio_mean: float
     ratio_max: float
     entropy: float
     kl_reference: float
+    kl_teacher: float
     grad_norm: float
     lr: float
 
@@ -110,9 +114,12 @@ class PolicyMetrics:
 class Metrics:
     """One update. `policy` is None when only the critic was trained.
 
-    `explained_variance` is that of the values which the advantages were made of. `drift_*`: the absolute
-    difference, in nats, between the sampler's log-probabilities and the learner's own before its
-    first step. `left_out` counts rollouts by kind. `skipped` and the steps are totals since the start.
+    `explained_variance` is that of the values which the advantages were made of. `drift_*`: how far, in nats,
+    the learner's own log-probabilities before its first step are from the sampler's, over the tokens of the first
+    minibatch at least; `drift_outside` is the share of tokens whose ratio leaves [0.9, 1.1]. `staleness`: updates
+    that the oldest token is behind. `left_out` counts rollouts by kind, `groups_of_one` tasks with one rollout where
+    a baseline wants more, `rejected` the share of tokens that the mismatch correction leaves out.
+    `skipped` and the steps are totals since the start; `alarms` are lines for whoever watches.
     """
 
     tokens: int
@@ -125,7 +132,13 @@ class Metrics:
     critic_lr: float
     drift_mean: float
     drift_max: float
+    drift_kl: float
+    drift_outside: float
+    rejected: float
+    staleness: int
+    groups_of_one: int
     policy_steps: int
     critic_steps: int
     skipped: int
     policy: PolicyMetrics | None
+    alarms: tuple[str, ...] = ()

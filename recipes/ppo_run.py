@@ -1,0 +1,251 @@
+"""One PPO run, from a recipe to a run folder: the one training loop, whatever the policy is trained on.
+
+    collector   draw tasks ─▶ rollouts (engine: policy) ─▶ reward ──┐ a queue of at most
+                     ▲                                              │ `max_staleness` batches
+    learner     weights to engine ◀─ update ◀─ drop what is stale ◀─┘
+
+A batch is begun when all but `ppo.max_staleness` of the updates before it are done: with 0 the two take
+turns, with more they overlap, and a rollout may go on across an update of the weights, its tokens keeping
+their versions. With 0, everything that an iteration depends on is in its checkpoint or derived from the
+seed and its number, so a run that was killed goes on as if it had not been.
+
+Not here: what the work is (a `Job`: `recipes.train`, `recipes.compaction`), and the update (`swarm.rl`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Generic, Protocol, TypeVar
+
+import trio
+from rich.console import Console
+from rich.markup import escape
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from recipes.config import Training
+from recipes.overrides import to_json
+from recipes.progress import Progress
+from recipes.session import load_checkpoint, load_tokenizer, roll_out
+from recipes.track import Tracker
+from swarm.checkpoint import save
+from swarm.engine.embedded import EmbeddedEngine
+from swarm.loop import Harness
+from swarm.records import write as write_records
+from swarm.rl.batch import collect
+from swarm.rl.distill import check_tokenizer
+from swarm.rl.learner import Learner
+from swarm.rl.ppo import Metrics
+from swarm.rl.signals import Frozen
+from swarm.rundir import RunDir
+from swarm.seeds import derive
+from swarm.states import latest, load_state, save_state
+from swarm.types import Rollout, Task
+
+R = TypeVar("R", bound=Training)
+Scores = dict[str, float]
+
+
+class Job(Protocol):
+    """The work: which tasks, how they are run, what they are worth, and how the policy is evaluated."""
+
+    @property
+    def engine(self) -> EmbeddedEngine:
+        """The engine of the policy that is trained."""
+        ...
+
+    def draw(self, iteration: int) -> tuple[list[Task], list[int]]:
+        """The tasks of an iteration, and their budgets of critical steps; rollouts of one task stand together."""
+        ...
+
+    def harness(self) -> Harness: ...
+
+    def rewarded(self, raw: Sequence[Rollout], step: int) -> tuple[list[Rollout], Scores, str]:
+        """The rollouts with their rewards at an optimizer step, metrics (`rollout/`, `count/`) and a line to show."""
+        ...
+
+    async def quick(self) -> Scores:
+        """A short evaluation for the learning curve, under `eval/`."""
+        ...
+
+    async def closing(self, run: Path, advance: Callable[[int], None], skip: Callable[[int], None]) -> None:
+        """The evaluation after training, `run/policy` being the trained weights; into files of the run folder."""
+        ...
+
+    def summary(self, step: int) -> dict[str, Any]:
+        """What else the run's summary.json says. Raises RuntimeError where something frozen has changed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[R]):
+    """A kind of run: how its job is opened, how many episodes its closing evaluation has, how its report is made."""
+
+    open: Callable[[R, Qwen3ForCausalLM, PreTrainedTokenizerFast], AbstractAsyncContextManager[Job]]
+    evaluations: Callable[[R], int]
+    report: Callable[[Path, Console], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    """A batch of rewarded rollouts, and what was measured of them."""
+
+    rollouts: list[Rollout]
+    scores: Scores
+    line: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Run(Generic[R]):
+    """The parts of a run that its two tasks share. `slots` lets in one batch more than may be stale."""
+
+    recipe: R
+    job: Job
+    learner: Learner
+    run: RunDir
+    progress: Progress
+    tracker: Tracker
+    console: Console
+    slots: trio.Semaphore
+
+
+def run_ppo(
+    recipe: R, out: Path, kind: Kind[R], *, clean: bool = False, console: Console | None = None
+) -> dict[str, Any]:
+    """Trains, evaluates and reports; goes on where a killed run was. Returns the report.
+
+    A run that is done is not run again: its report is shown.
+    """
+    console = console or Console()
+    with RunDir(out, to_json(recipe), clean=clean) as run:
+        if run.done:
+            console.print(f"{out} is done; --clean trains anew.")
+        else:
+            trio.run(_train, recipe, run, kind, console)
+            run.finish(json.loads((out / "summary.json").read_text()))
+        return kind.report(out, console)
+
+
+async def _train(recipe: R, run: RunDir, kind: Kind[R], console: Console) -> None:
+    for teacher in recipe.ppo.distill.teachers:
+        check_tokenizer(recipe.start, teacher.path)
+    policy, start_sha = load_checkpoint(recipe.start)
+    tokenizer = load_tokenizer(recipe.start)
+    started = perf_counter()
+    learner = Learner(policy, recipe.ppo, frozen=_frozen(recipe))
+    at, before = _resume(run, learner)
+    phases = {"start": 1, "ppo": recipe.iterations * recipe.episodes, "evaluation": kind.evaluations(recipe)}
+    with (
+        Progress(console, phases, {"start": 10.0, "ppo": 0.12, "evaluation": 0.1}) as progress,
+        Tracker(run.path, recipe.wandb, to_json(recipe), console) as tracker,
+    ):
+        progress.begin("start")
+        async with kind.open(recipe, policy, tokenizer) as job:
+            job.engine.set_weights(policy, learner.updates)
+            progress.begin("ppo")
+            progress.skip("ppo", at * recipe.episodes)
+            slots = trio.Semaphore(1 + recipe.ppo.max_staleness)
+            parts = _Run(recipe, job, learner, run, progress, tracker, console, slots)
+            await _iterations(parts, at, before - started)
+            save(policy, tokenizer, run.path / "policy", learner.updates)
+            progress.begin("evaluation")
+            await job.closing(run.path, partial(progress.advance, "evaluation"), partial(progress.skip, "evaluation"))
+            more = job.summary(learner.step)
+    spent = {"start_sha256": start_sha, "wall_seconds": before + perf_counter() - started, "seed": recipe.seed}
+    (run.path / "summary.json").write_text(json.dumps({**more, **spent}, indent=1) + "\n")
+
+
+def _frozen(recipe: Training) -> Frozen:
+    """The reference is the checkpoint that training starts from."""
+    reference = load_checkpoint(recipe.start)[0] if recipe.ppo.kl.coef > 0 else None
+    return Frozen(reference, tuple(load_checkpoint(t.path)[0] for t in recipe.ppo.distill.teachers))
+
+
+def _resume(run: RunDir, learner: Learner) -> tuple[int, float]:
+    """Iterations that are behind us, and seconds; what was logged beyond the checkpoint is dropped."""
+    folder = latest(run.path / "checkpoints")
+    if folder is None:
+        run.rewind(0)
+        return 0, 0.0
+    state = load_state(folder)
+    learner.load_state_dict(state["learner"])
+    run.rewind(state["iteration"])
+    return state["iteration"], state["seconds"]
+
+
+async def _iterations(parts: _Run[R], at: int, offset: float) -> None:
+    """All iterations from `at` on. `offset` + the clock is the time that the run has taken."""
+    send, receive = trio.open_memory_channel[_Collected](parts.recipe.ppo.max_staleness)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_collect_all, parts, at, send)
+        for k in range(at, parts.recipe.iterations):
+            metrics = await _learn(parts, k, await receive.receive())
+            if _due(k, parts.recipe, parts.recipe.quick_every):
+                metrics |= await parts.job.quick()
+            parts.run.log(metrics)
+            parts.tracker.log(metrics, k)
+            if _due(k, parts.recipe, parts.recipe.checkpoint_every):
+                state = {"learner": parts.learner.state_dict(), "iteration": k + 1, "seconds": offset + perf_counter()}
+                save_state(parts.run.path / "checkpoints" / f"step_{k + 1:06d}", state)
+            parts.slots.release()
+
+
+def _due(k: int, recipe: Training, every: int) -> bool:
+    return (k + 1) % every == 0 or k + 1 == recipe.iterations
+
+
+async def _collect_all(parts: _Run[R], at: int, send: trio.MemorySendChannel[_Collected]) -> None:
+    """The batches of all iterations, one after another, each begun when a slot is free."""
+    recipe, job = parts.recipe, parts.job
+    for k in range(at, recipe.iterations):
+        await parts.slots.acquire()
+        tasks, budgets = job.draw(k)
+        began = perf_counter()
+        seed = derive(recipe.seed, "iteration", k)
+        raw = await roll_out(
+            job.harness(), tasks, budgets, seed, recipe.at_once, done=lambda _: parts.progress.advance("ppo")
+        )
+        rollouts, scores, line = job.rewarded(raw, parts.learner.step)
+        await send.send(_Collected(rollouts, scores, line, perf_counter() - began))
+
+
+async def _learn(parts: _Run[R], k: int, collected: _Collected) -> dict[str, Any]:
+    """One update, and the new weights to the engine; returns the iteration's metrics."""
+    learner, began = parts.learner, perf_counter()
+    batch = collect(collected.rollouts, learner.config.truncated, learner.oldest)
+    # In a thread of its own: the collector goes on meanwhile, if it may.
+    update = await trio.to_thread.run_sync(learner.update, batch)
+    parts.job.engine.set_weights(learner.policy, learner.updates)
+    records = parts.run.path / "rollouts" / f"iteration_{k + 1:04d}.rollouts"
+    records.unlink(missing_ok=True)
+    write_records(records, collected.rollouts)
+    parts.progress.note(collected.line)
+    for alarm in update.alarms:
+        parts.console.print(f"[yellow]iteration {k + 1}: {escape(alarm)}[/yellow]", highlight=False)
+    return {
+        "phase": "ppo",
+        "step": k + 1,
+        "iteration": k + 1,
+        "optimizer_step": learner.step,
+        **collected.scores,
+        **_train_metrics(update),
+        "time/rollout": collected.seconds,
+        "time/train": perf_counter() - began,
+    }
+
+
+def _train_metrics(m: Metrics) -> dict[str, float]:
+    flat = asdict(m)
+    policy, left_out, alarms = flat.pop("policy") or {}, flat.pop("left_out"), flat.pop("alarms")
+    return {
+        **{f"train/{k}": v for k, v in flat.items()},
+        **{f"train/policy_{k}": v for k, v in policy.items()},
+        **{f"count/left_out_{k}": v for k, v in left_out.items()},
+        "count/alarms": len(alarms),
+    }
