@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.process import measure
 from benchmarks.workload import SEQUENCES, VOCAB, model_config, sequences
 
 MICRO = 8
@@ -70,3 +71,7 @@ def trl(model: str, bf16: bool, repeats: int) -> dict[str, list[float]]:
         ).train()
     began.append(perf_counter())
     return {"seconds": [b - a for a, b in pairwise(began[1:])]}
+
+
+if __name__ == "__main__":
+    measure({"trl": trl})

@@ -2,10 +2,10 @@
 
     python -m benchmarks.update --models a,b --dtypes fp32,bf16 --threads 2 --repeats 3
 
-Every system has the same model, batch, threads and machine, and a process of its own; systems take turns, so that
-a machine that is busy for a while is so for all. Compare ratios of one run, never absolute numbers of two. What is
-measured is said in `benchmarks.measure`. Without TRL (`pip install 'swarm-rl[bench]'`, or a Python that has it and
-this project as `--trl-python`) the rest is measured. Not here: rollouts, generation.
+Every system has the same model, batch, threads and machine, and a process of its own, one after another.
+Compare ratios of one run, never absolute numbers of two. `benchmarks.ours` and `benchmarks.trl_grpo` say what is
+measured. Without TRL (`pip install 'swarm-rl[bench]'`, or a Python that has it and this project, given as
+`--trl-python`) the rest is measured. Not here: rollouts, generation.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def measured(system: str, model: str, dtype: str, threads: int, repeats: int, ro
 
 
 def process(system: str, model: str, dtype: str, threads: int, repeats: int, python: str) -> dict:
-    command = [python, "-m", "benchmarks.measure", system, model, dtype, str(threads), str(repeats)]
+    module = "benchmarks.trl_grpo" if system == "trl" else "benchmarks.ours"
+    command = [python, "-m", module, system, model, dtype, str(threads), str(repeats)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[1])
     if done.returncode:

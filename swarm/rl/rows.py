@@ -14,7 +14,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from swarm.rl.trees import Tree, trees_of
 from swarm.types import Segment
+
+_TREES = 2  # at least so many to a micro-batch, so that two cores have one each
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,35 +103,72 @@ def ends_of(rows: Rows, chosen_S: Tensor) -> Rows:
     )
 
 
-def micro_batches(rows: Rows, chosen_S: Tensor, budget: int) -> list[MicroBatch]:
+def micro_batches(rows: Rows, chosen_S: Tensor, budget: int, share: bool = True) -> list[MicroBatch]:
     """The chosen rows that have actions, longest first, in micro-batches of at most `budget` tokens.
 
-    A row longer than the budget goes alone. `chosen_S` holds row indices.
+    With `share`, what rows have in common at their beginning is there once, where that is predicted to pay (on a
+    CPU: elsewhere branches are computed one by one). A row longer than the budget goes alone. `chosen_S` holds
+    row indices.
     """
     chosen_S = chosen_S[rows.actions_S[chosen_S] > 0]
     chosen_S = chosen_S[rows.length_S[chosen_S].argsort(descending=True, stable=True)]
     lengths: list[int] = rows.length_S[chosen_S].tolist()
+    trees = [Tree((k,), 0) for k in range(len(lengths))]
+    if share and rows.ids_L.device.type == "cpu":
+        ids_L, start_S = rows.ids_L.numpy(), rows.start_S[chosen_S].tolist()
+        found = trees_of([ids_L[a : a + n] for a, n in zip(start_S, lengths, strict=True)], budget // _TREES)
+        trees = sorted(found, key=lambda tree: min(tree.rows))
     out: list[MicroBatch] = []
-    first = size = 0
-    for k, length in enumerate(lengths):
-        if k > first and size + length > budget:
-            out.append(_packed(rows, chosen_S[first:k], lengths[first:k]))
-            first, size = k, 0
-        size += length
-    if first < len(lengths):
-        out.append(_packed(rows, chosen_S[first:], lengths[first:]))
-    return out
+    held: list[Tree] = []
+    size = 0
+    for tree in trees:
+        tokens = tree.trunk + sum(lengths[k] - tree.trunk for k in tree.rows)
+        if held and size + tokens > budget:
+            out.append(_packed(rows, chosen_S, held))
+            held, size = [], 0
+        held.append(tree)
+        size += tokens
+    return [*out, _packed(rows, chosen_S, held)] if held else out
 
 
-def _packed(rows: Rows, chosen_B: Tensor, lengths: list[int]) -> MicroBatch:
-    length_B, actions_B = rows.length_S[chosen_B], rows.actions_S[chosen_B]
+def _packed(rows: Rows, chosen_S: Tensor, trees: Sequence[Tree]) -> MicroBatch:
+    """Trees end to end: a trunk, then its branches; a row alone is a branch without a trunk."""
+    chosen_B = chosen_S[torch.tensor([k for tree in trees for k in tree.rows], device=chosen_S.device)]
+    lengths: list[int] = rows.length_S[chosen_B].tolist()
+    begins: list[int] = rows.start_S[chosen_B].tolist()
+    segments: list[tuple[int, int, int]] = []  # where its ids begin, its length, what it goes on from
+    trunks: list[
+        tuple[int, int, int]
+    ] = []  # of each row: tokens in its trunk, where in the pack that and the row begin
+    at = row = 0
+    for tree in trees:
+        root, trunk_at = (len(segments), at) if tree.trunk else (-1, at)
+        if tree.trunk:
+            segments.append((begins[row], tree.trunk, -1))
+            at += tree.trunk
+        for _ in tree.rows:
+            own = lengths[row] - tree.trunk
+            segments.append((begins[row] + tree.trunk, own, root))
+            trunks.append((tree.trunk, trunk_at, at))
+            at, row = at + own, row + 1
+    return _gathered(rows, chosen_B, segments, trunks)
+
+
+def _gathered(
+    rows: Rows, chosen_B: Tensor, segments: Sequence[tuple[int, int, int]], trunks: Sequence[tuple[int, int, int]]
+) -> MicroBatch:
+    start_G, length_G, after_G = (torch.tensor(x, device=chosen_B.device) for x in zip(*segments, strict=True))
+    actions_B = rows.actions_S[chosen_B]
     index_n = _ranges(rows.first_S[chosen_B], actions_B)
-    pack_start_B = length_B.cumsum(0) - length_B
+    trunk_n, trunk_at_n, at_n = (
+        torch.tensor(x, device=chosen_B.device).repeat_interleave(actions_B) for x in zip(*trunks, strict=True)
+    )
+    before_n = rows.position_N[index_n] - 1
     return MicroBatch(
-        ids_T=rows.ids_L[_ranges(rows.start_S[chosen_B], length_B)],
-        lengths=tuple(lengths),
-        after=(-1,) * len(lengths),
-        read_n=pack_start_B.repeat_interleave(actions_B) + rows.position_N[index_n] - 1,
+        ids_T=rows.ids_L[_ranges(start_G, length_G)],
+        lengths=tuple(length_G.tolist()),
+        after=tuple(after_G.tolist()),
+        read_n=torch.where(before_n < trunk_n, trunk_at_n + before_n, at_n + before_n - trunk_n),
         target_n=rows.target_N[index_n],
         index_n=index_n,
     )

@@ -1,34 +1,32 @@
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-"""One system's update, measured in a process of its own: `python -m benchmarks.measure ours a fp32 2 3`.
-
-Prints one line of JSON: seconds of each repeat after one that warms up, and the peak of resident memory.
+"""Our update and its bounds, measured in a process of their own: `python -m benchmarks.ours ours a fp32 2 3`.
 
 ours    the policy's part of `Learner.update`: log-probabilities computed again, forward and backward with the
-        loss, two AdamW steps. The critic's part is measured beside it.
+        loss and what is measured of it, two AdamW steps. The critic's part is measured beside it.
 bare    our trunk alone, read at the same positions: a forward, then forward and backward, no head, no loss
 bound   the same of the plain packed forward, operation by operation, at every position
-trl     TRL's GRPOTrainer on injected rollouts, log-probabilities computed again, two AdamW steps
 
-Not here: the comparison (`benchmarks.update`).
+Not here: TRL (`benchmarks.trl_grpo`), the comparison (`benchmarks.update`).
 """
 
 from __future__ import annotations
 
-import json
-import resource
-import sys
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 from transformers import Qwen3ForCausalLM
 
+from benchmarks.process import measure, peak_mb
 from benchmarks.workload import model_config, sequences
 from swarm.engine.qwen3 import hidden, shape_of, weights_of
+from swarm.rl.advantages import AdvantageConfig
 from swarm.rl.batch import Batch, collect
-from swarm.rl.forward import hidden_states, log_chosen
+from swarm.rl.critic import CriticConfig
+from swarm.rl.forward import hidden_states
 from swarm.rl.learner import Learner
 from swarm.rl.ppo import PPOConfig
 from swarm.rl.rows import MicroBatch, micro_batches
@@ -44,7 +42,6 @@ def model_of(name: str) -> Qwen3ForCausalLM:
 
 
 def rollouts() -> list[Rollout]:
-    task = Task("t", "question", "subject", "airport", ("name",), ())
     made: list[Rollout] = []
     for k, sequence in enumerate(sequences()):
         spans: list[Span] = []
@@ -58,6 +55,7 @@ def rollouts() -> list[Rollout]:
             at = end
         spans[0] = Span("prompt", spans[0].ids)
         reward = Reward({"perf": k % 5 / 4}, {"perf": 1.0})
+        task = Task(f"t{k // 8}", "question", "subject", "airport", ("name",), ())
         made.append(
             Rollout(task, Trace("main", (Segment(tuple(spans), "start"),), "answered"), Ledger(), reward=reward)
         )
@@ -74,28 +72,21 @@ def all_micro_batches(batch: Batch) -> list[MicroBatch]:
     return micro_batches(batch.rows, torch.arange(len(batch.rows)), MICRO_TOKENS)
 
 
-def ours(model: str, bf16: bool, repeats: int) -> dict[str, list[float]]:
-    """`update` is recompute + values + critic + policy; an update that only warms the critic is all but the last."""
-    config = PPOConfig(
-        old_logprobs="recompute", minibatches=OPTIMIZER_STEPS, micro_tokens=MICRO_TOKENS, bf16=bf16,
-        warmup_updates=0, warmup_critic_epochs=1, epochs=1, critic_epochs=1,
+def ours(model: str, bf16: bool, repeats: int) -> dict[str, Any]:
+    """With a group's baseline there is no critic; what one would add is the difference to an update with one."""
+    plain = PPOConfig(
+        advantage=AdvantageConfig(form="grpo"), truncated="leave_out", old_logprobs="recompute",
+        minibatches=OPTIMIZER_STEPS, micro_tokens=MICRO_TOKENS, bf16=bf16,
     )  # fmt: skip
-    warming = replace(config, warmup_updates=10**6)
+    critical = replace(plain, advantage=AdvantageConfig(), critic=CriticConfig(warmup_updates=0))
     batch = collect(rollouts())
-    whole, critic = Learner(model_of(model), config), Learner(model_of(model), warming)
-
-    @torch.no_grad()
-    def recompute() -> None:
-        for m in all_micro_batches(batch):
-            log_chosen(whole.policy, hidden_states(whole.policy, m, bf16), m.target_n)
-
-    seconds: list[float] = []
-    share: list[float] = []
-    for _ in range(repeats + 1):
-        update, warm, again = (timed(f) for f in (lambda: whole.update(batch), lambda: critic.update(batch), recompute))
-        seconds.append(update - warm + again)
-        share.append(warm - again)
-    return {"seconds": seconds[1:], "critic_seconds": share[1:]}
+    learner = Learner(model_of(model), plain)
+    seconds = [timed(lambda: learner.update(batch)) for _ in range(repeats + 1)][1:]
+    peak = peak_mb()
+    learner = Learner(model_of(model), critical)
+    more = [timed(lambda: learner.update(batch)) for _ in range(repeats + 1)][1:]
+    # The peak before there was a critic.
+    return {"seconds": seconds, "critic_seconds": [median(more) - median(seconds)], "peak_mb": peak}
 
 
 def trunk(f: Callable[[MicroBatch], torch.Tensor], repeats: int) -> dict[str, list[float]]:
@@ -127,16 +118,5 @@ def bound(model: str, bf16: bool, repeats: int) -> dict[str, list[float]]:
     return trunk(plain, repeats)
 
 
-def main(system: str, model: str, dtype: str, threads: str, repeats: str) -> None:
-    torch.set_num_threads(int(threads))
-    if system == "trl":
-        from benchmarks.trl_grpo import trl as measured  # the only one that needs the extra
-    else:
-        measured = {"ours": ours, "bare": bare, "bound": bound}[system]
-    found: dict[str, Any] = dict(measured(model, dtype == "bf16", int(repeats)))
-    found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    measure({"ours": ours, "bare": bare, "bound": bound})
