@@ -203,6 +203,22 @@ async def test_when_not_even_the_task_fits_the_agent_answers_or_is_cut(at_limit:
     assert len(r.trace.segments) == 1 + (at_limit == "answer")
 
 
+async def test_the_last_step_is_an_answer_even_if_nothing_fits() -> None:
+    r = await rollout(agent(threshold=20, at_limit="cut", steps=3))
+    assert (r.trace.status, r.answer) == ("exhausted", "done")
+
+
+async def test_a_step_that_was_dropped_never_comes_back() -> None:
+    def rambles_once(t: Transcript) -> Turn:
+        return Turn("z " * 60 if not t.summary else "short") if t.summarize else works(t)
+
+    # A summary of 120 tokens leaves room for one step below 260, a short one for three.
+    h = agent(rambles_once, keep=3, threshold=260, summary_tokens=128)
+    await rollout(h)
+    seen = [[e.results[0] for e in t.exchanges] for t in contexts(h)]
+    assert seen[4:8] == [["x12", "x11", "x10", "x9"], ["x9"], ["x9", "x7"], ["x9", "x7"]]
+
+
 @pytest.mark.parametrize(("at_limit", "status"), [("answer", "exhausted"), ("cut", "truncated")])
 async def test_when_the_summary_has_no_room_the_agent_answers_or_is_cut(at_limit: str, status: str) -> None:
     # With the request 117 tokens are used: 117 + 140 > 256, but 117 − 10 + 128 fits.

@@ -93,6 +93,12 @@ def test_as_many_steps_are_kept_as_fit_below_the_threshold() -> None:
     assert fitting(ContextPolicy("compaction", 999, keep=1), chat(), OPENING, (SUMMARY,), STEPS, 8) == 1
 
 
+def test_what_fits_is_measured_with_the_note_that_will_stand_there() -> None:
+    size = len(render(chat(), OPENING, STEPS, 1, "answer now"))
+    assert fitting(ContextPolicy("truncation", size + 1), chat(), OPENING, (), STEPS, 1) == 2
+    assert fitting(ContextPolicy("truncation", size), chat(), OPENING, (), STEPS, 1) == 1
+
+
 def test_what_a_rewritten_context_shows_is_read_back() -> None:
     seen = read(chat().decode(render(chat(), OPENING, (SUMMARY, *STEPS), 8)))
     assert (seen.summary, seen.summarize, seen.last, seen.left) == ("seen: x", False, False, 8)
