@@ -84,4 +84,4 @@ def logprobs(model: Qwen3ForCausalLM, batch: Batch, temperature: float = 1.0) ->
 
 def on_policy(model: Qwen3ForCausalLM, batch: Batch) -> Batch:
     """The batch as if the model had sampled it."""
-    return replace(batch, logp_old_N=logprobs(model, batch))
+    return replace(batch, logp_rollout_N=logprobs(model, batch))

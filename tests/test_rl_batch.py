@@ -18,7 +18,7 @@ def test_only_sampled_ids_are_actions_and_they_keep_their_place_and_logprob() ->
     assert batch.rows.ids_L.tolist() == [1, 2, 3, 4, 5, 6]
     assert batch.rows.target_N.tolist() == [3, 4, 6]
     assert batch.rows.position_N.tolist() == [2, 3, 5]
-    assert batch.logp_old_N.tolist() == [-0.5, -0.5, -1.0]
+    assert batch.logp_rollout_N.tolist() == [-0.5, -0.5, -1.0]
     assert batch.version_N.tolist() == [7, 7, 0]
 
 

@@ -13,15 +13,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm.rl.advantages import AdvantageConfig
 from swarm.rl.batch import Batch, collect
-from swarm.rl.critic import Critic
+from swarm.rl.critic import Critic, CriticConfig
 from swarm.rl.learner import Learner
+from swarm.rl.losses import KLConfig
+from swarm.rl.optim import OptimizerConfig
 from swarm.rl.ppo import PPOConfig
 from swarm.rl.rows import micro_batches
+from swarm.rl.signals import Frozen
+from swarm.rl.surrogate import SurrogateConfig
 from swarm.types import Rollout, Segment, Span
 from tests.rl_cases import logprobs, on_policy, prompt, rollout, said, seen, some_rollouts, tiny
 
-CONFIG = PPOConfig(warmup_updates=0, minibatches=2, micro_tokens=64)
+CONFIG = PPOConfig(critic=CriticConfig(warmup_updates=0), minibatches=2, micro_tokens=64)
+UNCLIPPED = replace(CONFIG, minibatches=1, optimizer=OptimizerConfig(max_grad_norm=1e9))
 
 
 def still(**changes: Any) -> Learner:
@@ -33,8 +39,8 @@ def still(**changes: Any) -> Learner:
 def gradients(learner: Learner, batch: Batch) -> list[torch.Tensor]:
     """What the policy's optimizer is given in one update of one minibatch."""
     kept: list[torch.Tensor] = []
-    step = learner.policy_stepper.optimizer.step
-    learner.policy_stepper.optimizer.step = lambda: (  # type: ignore[method-assign]
+    step = learner.policy_stepper.optimizers[0].step
+    learner.policy_stepper.optimizers[0].step = lambda: (  # type: ignore[method-assign]
         kept.extend(p.grad.clone() for p in learner.policy_stepper.parameters if p.grad is not None),
         step(),
     )[1]
@@ -60,7 +66,7 @@ def test_the_ratio_is_one_and_the_kl_zero_before_the_first_step() -> None:
     assert metrics.policy.ratio_max == pytest.approx(1.0, abs=1e-5)
     assert metrics.policy.ratio_mean == pytest.approx(1.0, abs=1e-5)
     assert abs(metrics.policy.approx_kl) < 1e-5
-    assert metrics.policy.clip_fraction == 0.0
+    assert metrics.policy.stopped_fraction == 0.0
 
 
 def test_logprobs_are_those_of_the_transformers_model_at_the_sampling_temperature() -> None:
@@ -80,10 +86,10 @@ def test_bf16_logprobs_stay_near_those_of_fp32_and_learn_without_a_warning() -> 
 
 def test_drift_is_measured_against_the_sampler_in_every_mode() -> None:
     batch = collect(some_rollouts(4))
-    for changes in ({"warmup_updates": 1}, {"old_logprobs": "recompute"}, {}):
+    for changes in ({"critic": CriticConfig(warmup_updates=1)}, {"old_logprobs": "recompute"}, {}):
         learner = still(**changes, minibatches=1)
         shifted = on_policy(learner.policy, batch)
-        shifted = replace(shifted, logp_old_N=shifted.logp_old_N - 0.25)
+        shifted = replace(shifted, logp_rollout_N=shifted.logp_rollout_N - 0.25)
         metrics = learner.update(shifted)
         assert metrics.drift_mean == pytest.approx(0.25, abs=1e-5), changes
         assert metrics.drift_max == pytest.approx(0.25, abs=1e-5), changes
@@ -114,7 +120,7 @@ def test_a_critic_may_be_shallower_than_the_policy_which_keeps_its_layers():
 
 
 def test_the_first_updates_train_the_critic_alone() -> None:
-    learner = Learner(tiny(), replace(CONFIG, warmup_updates=1, warmup_critic_epochs=3))
+    learner = Learner(tiny(), replace(CONFIG, critic=CriticConfig(warmup_updates=1, warmup_epochs=3)))
     before = weights(learner)
     metrics = learner.update(collect(some_rollouts(4)))
     after = weights(learner)
@@ -163,9 +169,8 @@ def test_an_empty_batch_changes_nothing() -> None:
 
 def test_the_gradient_does_not_depend_on_the_micro_batches() -> None:
     batch = collect(some_rollouts(8))
-    config = replace(CONFIG, minibatches=1, max_grad_norm=1e9)
-    whole = gradients(Learner(tiny(), replace(config, micro_tokens=10**6)), batch)
-    single = gradients(Learner(tiny(), replace(config, micro_tokens=1)), batch)
+    whole = gradients(Learner(tiny(), replace(UNCLIPPED, micro_tokens=10**6)), batch)
+    single = gradients(Learner(tiny(), replace(UNCLIPPED, micro_tokens=1)), batch)
     assert len(whole) == len(single) > 0
     for a, b in zip(whole, single, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
@@ -173,9 +178,8 @@ def test_the_gradient_does_not_depend_on_the_micro_batches() -> None:
 
 def test_the_gradient_does_not_depend_on_the_order_of_the_rollouts() -> None:
     some = some_rollouts(6)
-    config = replace(CONFIG, minibatches=1, max_grad_norm=1e9)
-    there = gradients(Learner(tiny(), config), collect(some))
-    back = gradients(Learner(tiny(), config), collect(some[::-1]))
+    there = gradients(Learner(tiny(), UNCLIPPED), collect(some))
+    back = gradients(Learner(tiny(), UNCLIPPED), collect(some[::-1]))
     for a, b in zip(there, back, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
 
@@ -184,7 +188,7 @@ def test_the_gradient_does_not_depend_on_the_order_of_the_rollouts() -> None:
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
 def test_splitting_a_trace_where_the_context_stays_leaves_signals_and_loss(gamma: float, lam: float, seed: int) -> None:
     whole = some_rollouts(3, seed)
-    learner = Learner(tiny(), replace(CONFIG, gamma=gamma, lam_policy=lam, lam_critic=lam))
+    learner = Learner(tiny(), replace(CONFIG, advantage=AdvantageConfig(gamma=gamma, lam=lam, lam_critic=lam)))
     torch.nn.init.normal_(learner.critic.head.weight)
     a, b = learner.signals(collect(whole)), learner.signals(collect([split(r) for r in whole]))
     torch.testing.assert_close(a.value_N, b.value_N, atol=1e-5, rtol=0)
@@ -194,7 +198,7 @@ def test_splitting_a_trace_where_the_context_stays_leaves_signals_and_loss(gamma
 
 def test_splitting_a_trace_leaves_the_gradient_of_the_policy() -> None:
     whole = some_rollouts(3)
-    config = replace(CONFIG, minibatches=1, lam_policy=0.9, max_grad_norm=1e9)
+    config = replace(UNCLIPPED, advantage=AdvantageConfig(lam=0.9))
     one = gradients(Learner(tiny(), config), collect(whole))
     many = gradients(Learner(tiny(), config), collect([split(r) for r in whole]))
     for a, b in zip(one, many, strict=True):
@@ -251,14 +255,14 @@ def test_a_good_action_becomes_likelier_and_a_bad_one_less_likely() -> None:
     batch = collect([rollout([prompt(1), said(2)], reward=1.0), rollout([prompt(1), said(3)], reward=0.0)])
     learner = Learner(tiny(), replace(CONFIG, minibatches=1))
     before = logprobs(learner.policy, batch)
-    learner.update(replace(batch, logp_old_N=before))
+    learner.update(replace(batch, logp_rollout_N=before))
     assert (logprobs(learner.policy, batch) > before).tolist() == [True, False]
 
 
 def test_a_reference_holds_the_policy_back_and_is_wanted_exactly_with_its_coefficient() -> None:
-    with pytest.raises(ValueError, match=r"kl_coef = 0\.1 .*want both or neither"):
-        Learner(tiny(), replace(CONFIG, kl_coef=0.1))
-    learner = Learner(tiny(), replace(CONFIG, kl_coef=0.1), reference=tiny(seed=1))
+    with pytest.raises(ValueError, match=r"kl.coef = 0\.1 .*want both or neither"):
+        Learner(tiny(), replace(CONFIG, kl=KLConfig(0.1)))
+    learner = Learner(tiny(), replace(CONFIG, kl=KLConfig(0.1)), frozen=Frozen(reference=tiny(seed=1)))
     metrics = learner.update(on_policy(learner.policy, collect(some_rollouts(4))))
     assert metrics.policy is not None
     assert metrics.policy.kl_reference > 0.0
@@ -282,10 +286,10 @@ def test_two_updates_are_one_update_a_save_a_load_and_one_update_bitwise() -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gamma": 1.5}, "gamma = 1.5, want 0 to 1"),
-        ({"lam_policy": -0.1}, "lam_policy = -0.1, want 0 to 1"),
-        ({"clip_low": 0.3, "clip_high": 0.2}, "clip_high = 0.2, want at least 0.3"),
-        ({"dual_clip": 1.0}, "dual_clip = 1.0, want None or above 1"),
+        ({"truncated": "guess"}, "truncated = 'guess', want 'bootstrap' or 'leave_out'"),
+        ({"advantage": AdvantageConfig("mean")}, "truncated .* = 'bootstrap', want 'leave_out'"),
+        ({"surrogate": SurrogateConfig("dis"), "old_logprobs": "recompute"}, "old_logprobs = 'recompute' .*'rollout'"),
+        ({"max_staleness": -1}, "max_staleness = -1, want a finite number of at least 0"),
         ({"minibatches": 0}, "minibatches = 0, want at least 1"),
         ({"old_logprobs": "guess"}, "old_logprobs = 'guess', want 'rollout' or 'recompute'"),
         ({"temperature": 0.0}, "temperature = 0.0, want a finite number above 0"),

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.rl.losses import clipped, entropy, explained_variance, k3, mean_over, ppo_loss, value_loss, whiten
+from swarm.rl.losses import entropy, explained_variance, k3, mean_over, value_loss, whiten
+from swarm.rl.surrogate import clipped, ppo_loss
 
 
 def ratios(*rho: float) -> Tensor:

@@ -13,11 +13,20 @@ import torch.multiprocessing as mp
 from accelerate import Accelerator
 
 from swarm.rl.batch import collect
+from swarm.rl.critic import CriticConfig
 from swarm.rl.learner import Learner
+from swarm.rl.optim import OptimizerConfig
 from swarm.rl.ppo import PPOConfig
 from tests.rl_cases import some_rollouts, tiny
 
-CONFIG = PPOConfig(lr=1e-3, critic_lr=1e-3, warmup_updates=0, minibatches=1, micro_tokens=48, max_grad_norm=1e9)
+CONFIG = PPOConfig(
+    lr=1e-3,
+    critic_lr=1e-3,
+    critic=CriticConfig(warmup_updates=0),
+    optimizer=OptimizerConfig(max_grad_norm=1e9),
+    minibatches=1,
+    micro_tokens=48,
+)
 
 
 def learn(rank: int, world: int, seed: int) -> dict[str, Any]:
@@ -26,7 +35,10 @@ def learn(rank: int, world: int, seed: int) -> dict[str, Any]:
     learner = Learner(tiny(seed), CONFIG, Accelerator(cpu=True))
     metrics = learner.update(collect(some_rollouts(7)[rank::world]))
     moments = [
-        s["exp_avg"] for st in (learner.policy_stepper, learner.critic_stepper) for s in st.optimizer.state.values()
+        s["exp_avg"]
+        for stepper in (learner.policy_stepper, learner.critic_stepper)
+        for optimizer in stepper.optimizers
+        for s in optimizer.state.values()
     ]
     assert metrics.policy is not None
     numbers = [metrics.tokens, metrics.rollouts, metrics.reward, metrics.value_loss, metrics.drift_max]

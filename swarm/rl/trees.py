@@ -50,6 +50,8 @@ def trees_of(rows: Sequence[np.ndarray], most: int) -> list[Tree]:
     Rows that begin alike are neighbours when sorted. Among all ways to cut the sorted rows, the one that is
     predicted to save most (dynamic programming over the place of the last cut).
     """
+    if not rows:
+        return []
     order = sorted(range(len(rows)), key=lambda k: rows[k].astype(">u4").tobytes())
     lengths = np.array([len(rows[k]) for k in order], np.int64)
     alike = np.array([_alike(rows[a], rows[b]) for a, b in itertools.pairwise(order)], np.int64)
