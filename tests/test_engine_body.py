@@ -145,6 +145,14 @@ def test_the_plain_forward_branches_too() -> None:
         torch.testing.assert_close(whole(model, ids_T, lengths, after), plain, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["self_attn.q_norm", "self_attn.v_proj", "mlp.up_proj", "input_layernorm"])
+def test_a_weight_that_is_not_a_number_reaches_the_hidden_states(name: str) -> None:
+    model, ids_T = tiny(), ids_of((20,))
+    with torch.no_grad():
+        model.get_parameter(f"model.layers.0.{name}.weight").view(-1)[3] = torch.nan
+        assert whole(model, ids_T, (20,)).isnan().any(dim=1).all()
+
+
 def test_half_precision_products_stay_near() -> None:
     model, ids_T = tiny(), ids_of(LENGTHS)
     got, want = whole(model, ids_T, LENGTHS, half=True), whole(model, ids_T, LENGTHS)

@@ -104,3 +104,12 @@ def test_a_chunk_of_no_rows_is_refused() -> None:
     model, (h_nd, target_n) = tiny(), some(2)
     with pytest.raises(ValueError, match="chunk = 0, want at least 1 row"):
         log_chosen(model, h_nd, target_n, chunk=0)
+
+
+def test_a_logit_that_is_not_a_number_reaches_every_log_probability() -> None:
+    model, (h_nd, target_n) = tiny(), some(4)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[7, 0] = torch.nan
+    logp_n, entropy_n = log_chosen(model, h_nd, target_n, with_entropy=True)
+    assert logp_n.isnan().all()
+    assert entropy_n.isnan().all()

@@ -19,16 +19,16 @@ import numba
 import numpy as np
 
 from swarm.engine.tiles import LANES, ROWS, multiply_tile
-from swarm.engine.training_kernels import exp2
+from swarm.engine.training_kernels import FAST, exp2, greatest
 
 STRIP = 32
 """Queries whose scores exist at once: 32 rows of 600 keys, twice, stay in the second cache level."""
 
-_ZERO, _ONE, _LOWEST = np.float32(0), np.float32(1), np.float32(-1e30)
+_ZERO, _ONE = np.float32(0), np.float32(1)
 _LOG2E, _LN2 = np.float32(math.log2(math.e)), np.float32(math.log(2))
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def attend(qkv_TXD, gain_2D, eps, cos_PD, sin_PD, start_G, length_G, after_G, wanted_T, out_THD, log_TH):
     """Fills `out` and `log`, the base-2 logarithms of the sums of weights, in every strip that has a wanted token."""
     heads, width = out_THD.shape[1], out_THD.shape[2]
@@ -65,7 +65,7 @@ def attend(qkv_TXD, gain_2D, eps, cos_PD, sin_PD, start_G, length_G, after_G, wa
         first = last
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True, error_model="numpy")
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def attend_backward(
     qkv_TXD, gain_2D, eps, cos_PD, sin_PD, start_G, length_G, after_G, wanted_T,
     out_THD, log_TH, d_out_THD, d_qkv_TXD, d_gain_2D,
@@ -141,7 +141,7 @@ def _tree(first, length_G, after_G, place_G):
     return last, places, _up(length_G[first], LANES) + longest
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def _turn(x_TXD, x, n, rows, gain_D, eps, cos_PD, sin_PD, p, scale, out, at, wide):
     """RMSNorm, then rotary embedding in halves from position `p` on (arXiv 2104.09864), then `scale`."""
     width = x_TXD.shape[2]
@@ -154,7 +154,7 @@ def _turn(x_TXD, x, n, rows, gain_D, eps, cos_PD, sin_PD, p, scale, out, at, wid
             out[at + t * wide + half + d] = b * cos_PD[p + t, d] + a * sin_PD[p + t, d]
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def _turn_back(x_TXD, x, n, rows, gain_D, eps, cos_PD, sin_PD, p, scale, grad, at, wide, d_x_TXD, d_gain_D):
     """The gradient of `_turn`: of its input, and added to that of its gain."""
     width = x_TXD.shape[2]
@@ -177,7 +177,7 @@ def _turn_back(x_TXD, x, n, rows, gain_D, eps, cos_PD, sin_PD, p, scale, grad, a
             d_x_TXD[n + t, x, d] = r * (g_D[d] - x_TXD[n + t, x, d] * r * dot)
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def _inverse_rms(x_TXD, n, x, eps):
     total = _ZERO
     for d in range(x_TXD.shape[2]):
@@ -202,7 +202,7 @@ def _transposed(m_CE, width, wide):
     return out_DC
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def _dots(x_THD, y_THD, h, n, rows, out_Q):
     for r in range(rows):
         total = _ZERO
@@ -211,7 +211,7 @@ def _dots(x_THD, y_THD, h, n, rows, out_Q):
         out_Q[r] = total
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def _scores(q_QE, width, wide, kt_DC, places, before, place, t, rows, s_QK, stride):
     """s = q · kᵀ for what each four rows may see, and somewhat more."""
     padded = _up(before, LANES)
@@ -223,7 +223,7 @@ def _scores(q_QE, width, wide, kt_DC, places, before, place, t, rows, s_QK, stri
             multiply_tile(q_QE, r * wide, wide, 1, kt_DC, place + c, places, s_QK, out, stride, width, False)
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def _weigh(s_QK, stride, m_CE, wide, before, place, t, rows, out_QE):
     """out = s · m."""
     padded = _up(before, LANES)
@@ -234,7 +234,7 @@ def _weigh(s_QK, stride, m_CE, wide, before, place, t, rows, out_QE):
             multiply_tile(s_QK, own, stride, 1, m_CE, place * wide + e, wide, out_QE, r * wide + e, wide, count, True)
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def _spread(s_QK, stride, x_QE, wide, before, place, t, rows, out_CE):
     """out += sᵀ · x, where a key gets nothing from the queries before it."""
     padded, rows = _up(before, LANES), _up(rows, ROWS)
@@ -247,18 +247,14 @@ def _spread(s_QK, stride, x_QE, wide, before, place, t, rows, out_CE):
             multiply_tile(s_QK, a, 1, stride, x_QE, r * wide + e, wide, out_CE, out, wide, rows - r, True)
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def _softmax(s_QK, stride, before, t, rows, bits_K, log_TH, n, h):
     """Scores to weights that add up to 1, in place, and the logarithms of their sums."""
     padded = _up(before, LANES)
     for r in range(rows):
         own, end = padded + t + r + 1, padded + t + _up(r + 1, ROWS)
         row_K = s_QK[r * stride : r * stride + end]
-        high = _LOWEST
-        for c in range(before):
-            high = max(high, row_K[c])
-        for c in range(padded, own):
-            high = max(high, row_K[c])
+        high = max(greatest(row_K, 0, before), greatest(row_K, padded, own))
         exp2(row_K, high, bits_K)
         row_K[before:padded] = _ZERO
         row_K[own:] = _ZERO
@@ -271,7 +267,7 @@ def _softmax(s_QK, stride, before, t, rows, bits_K, log_TH, n, h):
         log_TH[n + r, h] = high + np.log2(total)
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def _slopes(s_QK, d_s_QK, stride, before, t, rows, bits_K, log_TH, n, h, delta_Q):
     """Scores to weights p again, and the slopes of p to those of the scores: p (dp − Σ p dp)."""
     padded = _up(before, LANES)

@@ -15,13 +15,15 @@ import math
 import numba
 import numpy as np
 
-_ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
+FAST = {"reassoc", "contract", "arcp", "nsz", "afn"}
+"""What a kernel may do to arithmetic: not to take all numbers for finite; one that is not must reach the loss."""
+_ZERO, _ONE, _HALF, _LOWEST = np.float32(0), np.float32(1), np.float32(0.5), np.float32(-1e30)
 _LEAST = np.float32(-100)  # 2^-100 times a value is not subnormal, which would be slow
 _LOG2E = np.float32(math.log2(math.e))
 _E1, _E2, _E3, _E4, _E5, _E6, _E7 = (np.float32(math.log(2) ** i / math.factorial(i)) for i in range(1, 8))
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def norm(x_TM, gain_M, eps, out_TM):
     """out = RMSNorm(x) · gain (arXiv 1910.07467)."""
     for t in range(x_TM.shape[0]):
@@ -31,7 +33,7 @@ def norm(x_TM, gain_M, eps, out_TM):
             out[m] = x[m] * r * gain_M[m]
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def norm_backward(x_TM, gain_M, eps, d_out_TM, d_x_TM, d_gain_M):
     """Writes the slope of `norm` to x, and adds that to the gain."""
     width = x_TM.shape[1]
@@ -47,7 +49,7 @@ def norm_backward(x_TM, gain_M, eps, d_out_TM, d_x_TM, d_gain_M):
             d_x[m] = d_out[m] * gain_M[m] * r - x[m] * shift
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def swiglu_backward(both_TF, d_out_TF, out_TF, d_both_TF):
     """out = silu(gate) · up again (arXiv 2002.05202), and its slopes to gate and up."""
     width = out_TF.shape[1]
@@ -63,7 +65,7 @@ def swiglu_backward(both_TF, d_out_TF, out_TF, d_both_TF):
             d_gate[f] = d_out[f] * up[f] * (sigmoid[f] + silu * (_ONE - sigmoid[f]))
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def swiglu(both_TF, out_TF):
     """out = silu(gate) · up."""
     width = out_TF.shape[1]
@@ -75,7 +77,7 @@ def swiglu(both_TF, out_TF):
             out[f] = gate[f] * sigmoid[f] * up[f]
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def _inverse_rms(x_M, eps):
     total = _ZERO
     for m in range(x_M.shape[0]):
@@ -83,16 +85,14 @@ def _inverse_rms(x_M, eps):
     return _ONE / np.sqrt(total / np.float32(x_M.shape[0]) + np.float32(eps))
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def choose(z_cV, target_c, lse_c, logp_c, entropy_c):
     """Of each row of logits: log Σ e^z, the log-probability of its target, and the entropy, log Σ e^z − Σ p z."""
     vocab = z_cV.shape[1]
     e_V, bits = np.empty(vocab, np.float32), np.empty(vocab, np.int32)
     for c in range(z_cV.shape[0]):
         z = z_cV[c]
-        high = z[0]
-        for v in range(vocab):
-            high = max(high, z[v])
+        high = greatest(z, 0, vocab)
         for v in range(vocab):
             e_V[v] = (z[v] - high) * _LOG2E
         exp2(e_V, _ZERO, bits)
@@ -106,7 +106,7 @@ def choose(z_cV, target_c, lse_c, logp_c, entropy_c):
         entropy_c[c] = log_total - dot / total
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def choose_backward(z_cV, target_c, lse_c, entropy_c, d_logp_c, d_entropy_c, d_z_cV):
     """Slopes of `choose` to the logits: d_logp (1_target − p) − d_entropy p (log p + H)."""
     vocab = z_cV.shape[1]
@@ -123,6 +123,15 @@ def choose_backward(z_cV, target_c, lse_c, entropy_c, d_logp_c, d_entropy_c, d_z
         p[target_c[c]] += d_logp_c[c]
 
 
+@numba.njit(nogil=True, cache=True, fastmath=True)
+def greatest(x, first, last):
+    """Of x[first:last], −1e30 where that is empty. A NaN may be passed over: sums after it are NaN still."""
+    high = _LOWEST
+    for c in range(first, last):
+        high = max(high, x[c])
+    return high
+
+
 @numba.njit(nogil=True, cache=True, fastmath={"contract"})
 def exp2(x, shift, bits):
     """x = 2^(x − shift) in place, relative error 1e-7, where x is not above `shift`; `bits` is int32 scratch.
@@ -131,7 +140,9 @@ def exp2(x, shift, bits):
     """
     power = bits.view(np.float32)
     for f in range(x.shape[0]):
-        v = max(x[f] - shift, _LEAST)
+        v = x[f] - shift
+        # Written so that NaN stays NaN.
+        v = _LEAST if v < _LEAST else v
         k = np.int32(v - _HALF)
         bits[f] = (k + np.int32(127)) << np.int32(23)
         r = v - np.float32(k)
@@ -140,7 +151,7 @@ def exp2(x, shift, bits):
         x[f] = x[f] * power[f]
 
 
-@numba.njit(nogil=True, cache=True, fastmath=True)
+@numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")
 def _sigmoid(x, out, bits):
     """1 / (1 + e^−x), by the side that cannot overflow."""
     for f in range(x.shape[0]):
