@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from swarm.rl.losses import entropy, explained_variance, k3, mean_over, value_loss, whiten
+from swarm.rl.losses import Estimator, KLConfig, entropy, explained_variance, k3, kl, mean_over, value_loss, whiten
 from swarm.rl.surrogate import clipped, ppo_loss
 
 
@@ -60,6 +61,74 @@ def test_k3_is_zero_for_equal_policies_and_positive_otherwise() -> None:
     # x = ln 2: ½ − 1 + ln 2; x = −ln 2: 2 − 1 − ln 2
     got = k3(ratios(1.0, 2.0, 0.5), torch.zeros(3))
     assert got.tolist() == pytest.approx([0.0, math.log(2) - 0.5, 1 - math.log(2)])
+
+
+# --- kl ---------------------------------------------------------------------------------
+
+P_V, Q_V = (torch.tensor(x, dtype=torch.float64) for x in ([0.5, 0.25, 0.25], [0.25, 0.25, 0.5]))
+"""KL(P ‖ Q) = ½·ln 2 − ¼·ln 2 = ¼·ln 2, and KL(Q ‖ P) is the same."""
+
+
+def test_the_estimators_are_worked_numbers_of_the_log_ratio() -> None:
+    # x = ln 2 and −ln 2.
+    ln2 = math.log(2)
+    assert kl("k1", ratios(2.0, 0.5), torch.zeros(2)).tolist() == pytest.approx([ln2, -ln2])
+    assert kl("k2", ratios(2.0, 0.5), torch.zeros(2)).tolist() == pytest.approx([ln2**2 / 2] * 2)
+    assert kl("k3", ratios(2.0, 0.5), torch.zeros(2)).tolist() == pytest.approx([ln2 - 0.5, 1 - ln2])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_k1_and_k3_are_the_kl_in_expectation(estimator: Estimator) -> None:
+    assert float((P_V * kl(estimator, P_V.log(), Q_V.log())).sum()) == pytest.approx(0.25 * math.log(2))
+
+
+def expected_slope(estimator: Estimator) -> Tensor:
+    """What the loss of sampled tokens has as gradient in the logits, every token as often as P has it."""
+    logits_V = P_V.log().requires_grad_()
+    estimates_V = kl(estimator, logits_V.log_softmax(-1), Q_V.log())
+    return torch.autograd.grad((P_V * estimates_V).sum(), logits_V)[0]
+
+
+def true_slope(forward: bool) -> Tensor:
+    logits_V = P_V.log().requires_grad_()
+    logp_V = logits_V.log_softmax(-1)
+    kl_of = (Q_V * (Q_V.log() - logp_V)).sum() if forward else (logp_V.exp() * (logp_V - Q_V.log())).sum()
+    return torch.autograd.grad(kl_of, logits_V)[0]
+
+
+def test_the_gradient_of_k2_is_that_of_the_kl_in_expectation() -> None:
+    # p_v (x_v − KL): ½(ln 2 − ¼ ln 2), ¼(0 − ¼ ln 2), ¼(−ln 2 − ¼ ln 2)
+    ln2 = math.log(2)
+    assert expected_slope("k2").tolist() == pytest.approx([0.375 * ln2, -0.0625 * ln2, -0.3125 * ln2])
+    torch.testing.assert_close(expected_slope("k2"), true_slope(forward=False))
+
+
+def test_the_gradient_of_k3_is_that_of_the_forward_kl_and_of_k1_nothing() -> None:
+    # p − q: ½ − ¼, 0, ¼ − ½
+    assert expected_slope("k3").tolist() == pytest.approx([0.25, 0.0, -0.25])
+    torch.testing.assert_close(expected_slope("k3"), true_slope(forward=True))
+    assert expected_slope("k1").tolist() == pytest.approx([0.0, 0.0, 0.0], abs=1e-12)
+
+
+def test_k1_is_refused_in_the_loss_and_taken_in_the_reward() -> None:
+    line = "estimator = 'k1', want 'k2' or 'k3' with where = 'loss', where the gradient of k1 has mean zero"
+    with pytest.raises(ValueError, match=f"^kl: {line}$"):
+        KLConfig(0.1, "k1")
+    assert KLConfig(0.1, "k1", "reward").estimator == "k1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"coef": -0.1}, "coef = -0.1, want a finite number of at least 0"),
+        ({"coef": math.nan}, "coef = nan, want a finite number of at least 0"),
+        ({"estimator": "k4"}, "estimator = 'k4', want 'k1', 'k2' or 'k3'"),
+        ({"where": "both"}, "where = 'both', want 'loss' or 'reward'"),
+    ],
+)
+def test_a_bad_setting_of_the_kl_is_refused(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=f"^kl: {line}"):
+        KLConfig(**changes)
 
 
 def test_the_entropy_of_a_uniform_choice_is_the_log_of_its_size_and_of_a_sure_one_nothing() -> None:
