@@ -180,20 +180,26 @@ def _fit(recipe: ColdStart, run: RunDir, progress: Progress) -> dict[str, Any]:
 
 def batches(rows: Rows, drills: int, recipe: ColdStart, rng: random.Random) -> Iterator[torch.Tensor]:
     """Row indices of one step after another, over shuffled epochs without end. The last `drills` rows are drills."""
-    generator = torch.Generator().manual_seed(recipe.seed)
     taught = len(rows) - drills
     drilled = int(recipe.step_tokens * recipe.drills / _DRILL_TOKENS) if drills else 0
+    for step, chosen in enumerate(epochs(rows.length_S[:taught], recipe.step_tokens, recipe.seed)):
+        drilling = drilled if step < recipe.drill_share * recipe.steps else 0
+        yield torch.tensor([*chosen, *(taught + rng.randrange(drills) for _ in range(drilling))])
+
+
+def epochs(length_S: torch.Tensor, step_tokens: int, seed: int) -> Iterator[list[int]]:
+    """Indices of rows for one step after another, each of at least `step_tokens` tokens, shuffled without end."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths: list[int] = length_S.tolist()
     chosen: list[int] = []
-    size = step = 0
+    size = 0
     while True:
-        for s in torch.randperm(taught, generator=generator).tolist():
+        for s in torch.randperm(len(lengths), generator=generator).tolist():
             chosen.append(s)
-            size += int(rows.length_S[s])
-            if size >= recipe.step_tokens:
-                if step < recipe.drill_share * recipe.steps:
-                    chosen += [taught + rng.randrange(drills) for _ in range(drilled)]
-                yield torch.tensor(chosen)
-                chosen, size, step = [], 0, step + 1
+            size += lengths[s]
+            if size >= step_tokens:
+                yield chosen
+                chosen, size = [], 0
 
 
 def _model(recipe: ColdStart, world: World, tasks: TaskSet) -> tuple[PreTrainedTokenizerFast, Qwen3ForCausalLM]:

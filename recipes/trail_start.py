@@ -1,0 +1,160 @@
+"""The cold start on trails: from the shipped reader to a model that follows trails and writes summaries.
+
+Its summaries are of varying quality, as demonstrated: some episodes forget nothing, others now and then a value.
+One model learns all three ways of keeping a context, so that what is compared later starts from one point.
+Not here: reinforcement (`recipes.compaction`).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import trio
+from rich.console import Console
+
+from envs.trails import TrailConfig, TrailSet
+from envs.world import WorldConfig, build_world
+from recipes.cold_start import epochs
+from recipes.config import SHIPPED, Limits
+from recipes.demonstrations import Demo, examples_of
+from recipes.overrides import to_json
+from recipes.progress import Progress
+from recipes.session import CACHE, load_checkpoint, load_tokenizer
+from recipes.trail_systems import System, agent, limits_of, scripted
+from rewards.trails import trail_scores
+from subagents.trails import SummaryStyle, follow
+from swarm.chat import HermesChat
+from swarm.checkpoint import save
+from swarm.context import ContextPolicy
+from swarm.gather import Job, gather
+from swarm.rl.schedule import LrSchedule
+from swarm.rl.sft import SFTConfig, sft_loss, sft_step, sft_stepper
+from swarm.rundir import RunDir
+from swarm.seeds import derive
+from swarm.types import Budget, Rollout
+
+WINDOW = Limits(
+    turn_tokens=40,
+    context=512,
+    steps=96,
+    rewriting=ContextPolicy("compaction", threshold=336, keep=1, summary_tokens=48, limit=64),
+)
+"""A small window: a transcript is four times as long and more."""
+TRAILS = TrailConfig(trails=(7, 8), links=(3, 3))
+_HELD_OUT = 60
+
+
+@dataclass(frozen=True, slots=True)
+class TrailDemos:
+    """How many episodes under each way of keeping a context, and how well summaries remember.
+
+    `drops`: in an episode with summaries, each of them gives a found value as N/A with one of these probabilities.
+    """
+
+    compaction: int = 360
+    full_window: int = 140
+    truncation: int = 60
+    drops: tuple[float, ...] = (0.0, 0.03, 0.08, 0.15)
+
+    def __post_init__(self) -> None:
+        if not self.drops or not all(0 <= d < 1 for d in self.drops):
+            raise ValueError(f"trail demos: drops = {self.drops}, want some from 0 to below 1")
+        if self.compaction + self.full_window + self.truncation <= _HELD_OUT:
+            raise ValueError(f"trail demos: compaction = {self.compaction}, want more than {_HELD_OUT} episodes in all")
+
+
+@dataclass(frozen=True, slots=True)
+class TrailStart:
+    """`steps` optimizer steps of about `step_tokens` tokens, from the checkpoint `start`."""
+
+    seed: int = 0
+    start: Path = SHIPPED
+    steps: int = 600
+    step_tokens: int = 2500
+    observed: float = 0.05
+    world: WorldConfig = field(default_factory=lambda: WorldConfig(conflicts=0.1, missing=0.05))
+    trails: TrailConfig = TRAILS
+    main: Limits = WINDOW
+    demos: TrailDemos = field(default_factory=TrailDemos)
+    sft: SFTConfig = field(default_factory=lambda: SFTConfig(LrSchedule(1.5e-3, 20, 600, "cosine", 0.03)))
+    threads: int = 0
+
+
+def cold_start_trails() -> TrailStart:
+    """From the shipped model to one that follows trails, with summaries that forget now and then."""
+    return TrailStart()
+
+
+def fit_trails(recipe: TrailStart, out: Path, *, clean: bool = False, console: Console | None = None) -> dict[str, Any]:
+    """Records demonstrations, fits the model, saves `OUT/policy`. Returns its losses."""
+    console = console or Console()
+    torch.set_num_threads(recipe.threads or torch.get_num_threads())
+    with RunDir(out, to_json(recipe), clean=clean) as run:
+        if run.done:
+            console.print(f"{out} is done; --clean trains anew.")
+            return json.loads((out / "summary.json").read_text())
+        run.rewind(0)
+        phases = {"demonstrations": 1, "fitting": recipe.steps}
+        with Progress(console, phases, {"demonstrations": 60.0, "fitting": 0.5}) as progress:
+            summary = _fit(recipe, run, progress)
+        (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        run.finish(summary)
+    console.print(f"{out / 'policy'}: held-out loss {summary['loss']:.4f} nats a token")
+    return summary
+
+
+def _fit(recipe: TrailStart, run: RunDir, progress: Progress) -> dict[str, Any]:
+    began = perf_counter()
+    progress.begin("demonstrations")
+    tokenizer, model = load_tokenizer(recipe.start), load_checkpoint(recipe.start)[0]
+    rollouts = trio.run(record, recipe, HermesChat(tokenizer, terse_tools=True))
+    random.Random(recipe.seed).shuffle(rollouts)
+    demos = [Demo(r.trace) for r in rollouts]
+    held_out, data = examples_of(demos[:_HELD_OUT]), examples_of(demos[_HELD_OUT:], recipe.observed)
+    stepper, tokens = sft_stepper(model, recipe.sft), 0
+    progress.begin("fitting")
+    for k, chosen in zip(
+        range(recipe.steps), epochs(data.rows.length_S, recipe.step_tokens, recipe.seed), strict=False
+    ):
+        m = sft_step(model, stepper, recipe.sft, data, torch.tensor(chosen))
+        tokens += m.tokens
+        progress.advance("fitting")
+        progress.note(f"loss {m.loss:.4f}")
+        if (k + 1) % 25 == 0:
+            run.log({"phase": "sft", "step": k + 1, **{f"train/{n}": v for n, v in asdict(m).items()}})
+    save(model, tokenizer, run.path / "policy", 0)
+    scores = [trail_scores(r.task, r.table)["score"] for r in rollouts]
+    return {
+        "loss": sft_loss(model, recipe.sft, held_out),
+        "tokens": tokens,
+        "episodes": len(demos) - _HELD_OUT,
+        "demonstrated_score": sum(scores) / len(scores),
+        "wall_seconds": perf_counter() - began,
+        "seed": recipe.seed,
+    }
+
+
+async def record(recipe: TrailStart, chat: HermesChat) -> list[Rollout]:
+    """The demonstrations, each a whole episode of the scripted follower on a training task."""
+    world, mix = build_world(recipe.world, CACHE), recipe.demos
+    counts: Sequence[tuple[System, int]] = (
+        ("compaction", mix.compaction),
+        ("full_window", mix.full_window),
+        ("truncation", mix.truncation),
+    )
+    tasks = TrailSet(world, recipe.trails).draw("train", sum(n for _, n in counts), derive(recipe.seed, "demos"))
+    systems: list[System] = [system for system, n in counts for _ in range(n)]
+    jobs: list[Job] = []
+    for k, (task, system) in enumerate(zip(tasks, systems, strict=True)):
+        style = SummaryStyle(drop=mix.drops[k % len(mix.drops)])
+        limits = limits_of(replace(recipe.main, seconds=3600.0), system)
+        harness = agent(world, chat, scripted(chat, follow(style, derive(recipe.seed, "style", k))), limits)
+        jobs.append(Job(harness, task, derive(recipe.seed, k), Budget(limits.steps, limits.context, limits.seconds)))
+    return await gather(jobs)
