@@ -47,6 +47,7 @@ def metrics_of(
     lonely = 0 if config.advantage.critic else int(total(at, torch.tensor(groups_of_one(batch.group_R))))
     count = total(at, torch.tensor([len(batch), len(batch.reward_R)], device=first_N.device)).tolist()
     oldest = float(batch.version_N.min()) if len(batch) else float(learner.updates)
+    staleness = int(largest(at, torch.tensor(learner.updates - oldest, device=first_N.device)))
     return Metrics(
         tokens=count[0],
         rollouts=count[1],
@@ -61,13 +62,13 @@ def metrics_of(
         drift_kl=drifted.kl,
         drift_outside=drifted.outside,
         rejected=_mean(at, (signals.weight_N == 0).float()[None])[0],
-        staleness=int(largest(at, torch.tensor(learner.updates - oldest, device=first_N.device))),
+        staleness=staleness,
         groups_of_one=lonely,
         policy_steps=learner.policy_stepper.steps,
         critic_steps=learner.critic_stepper.steps,
         skipped=learner.policy_stepper.skipped + learner.critic_stepper.skipped,
         policy=None if policy is None else _policy(learner, policy),
-        alarms=tuple(line for line in (warning(drifted, config.drift), _lonely(lonely)) if line),
+        alarms=tuple(line for line in (warning(drifted, config.drift, staleness), _lonely(lonely)) if line),
     )
 
 

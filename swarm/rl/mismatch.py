@@ -132,12 +132,16 @@ def drift(logp_learner_N: Tensor, logp_rollout_N: Tensor) -> Drift:
     return Drift(float(gap_N.abs().mean()), float(gap_N.abs().max()), kl, float(outside_N.double().mean()))
 
 
-def warning(seen: Drift, config: DriftConfig) -> str:
-    """One line with the numbers where the drift is above a bound, else ""."""
+def warning(seen: Drift, config: DriftConfig, staleness: int = 0) -> str:
+    """One line with the numbers where the drift is above a bound, else "".
+
+    Of tokens that earlier weights sampled the drift has the updates since in it: the line says how many.
+    """
     if seen.mean <= config.warn_mean and seen.max <= config.warn_max and seen.outside <= config.warn_outside:
         return ""
     return (
         f"drift between engine and learner: mean {seen.mean:.4f} nats (bound {config.warn_mean:g}), "
         f"max {seen.max:.3f} ({config.warn_max:g}), "
         f"{seen.outside:.1%} of ratios outside [0.9, 1.1] ({config.warn_outside:.0%})"
+        + (f", the oldest tokens {staleness} updates behind" if staleness else "")
     )
