@@ -17,6 +17,7 @@ import platform
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -43,21 +44,25 @@ class Cell:
     critic_seconds: float | None
 
 
-def measured(system: str, model: str, dtype: str, threads: int, repeats: int, rounds: int, python: str) -> Cell:
-    """`rounds` processes, one after another."""
+def cell(system: str, model: str, dtype: str, threads: int, found: list[dict]) -> Cell:
+    """What the processes of one system found, together."""
     tokens = sum(len(s.ids) for s in sequences())
-    seconds: list[float] = []
-    critic: list[float] = []
-    peak = 0.0
-    for _ in range(rounds):
-        found = process(system, model, dtype, threads, repeats, python)
-        seconds += found["seconds"]
-        critic += found.get("critic_seconds", [])
-        peak = max(peak, found["peak_mb"])
+    seconds = [x for f in found for x in f["seconds"]]
+    critic = [x for f in found for x in f.get("critic_seconds", [])]
     return Cell(
-        system, model, dtype, threads, tokens / median(seconds), tokens / max(seconds), tokens / min(seconds), peak,
-        median(critic) if critic else None,
+        system, model, dtype, threads, tokens / median(seconds), tokens / max(seconds), tokens / min(seconds),
+        max(f["peak_mb"] for f in found), median(critic) if critic else None,
     )  # fmt: skip
+
+
+def compared(model: str, dtype: str, threads: int, systems: list[str], given: argparse.Namespace) -> list[Cell]:
+    """Systems take turns, so that a machine that is busy for a while is so for all."""
+    found: dict[str, list[dict]] = {s: [] for s in systems}
+    for _ in range(given.rounds):
+        for s in systems:
+            python = given.trl_python if s == "trl" else sys.executable
+            found[s].append(process(s, model, dtype, threads, given.repeats, python))
+    return [cell(s, model, dtype, threads, found[s]) for s in systems]
 
 
 def process(system: str, model: str, dtype: str, threads: int, repeats: int, python: str) -> dict:
@@ -95,7 +100,7 @@ def main() -> None:
     parser.add_argument("--dtypes", default="fp32")
     parser.add_argument("--threads", default="2")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=1, help="processes of each system")
+    parser.add_argument("--rounds", type=int, default=1, help="processes of each system, in turn")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
     parser.add_argument("--trl-python", default=sys.executable)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/update.json"))
@@ -106,12 +111,10 @@ def main() -> None:
         console.print("TRL is not installed: measuring the rest (pip install 'swarm-rl[bench]')")
         systems.remove("trl")
     cells: list[Cell] = []
-    for model in given.models.split(","):
-        for dtype in given.dtypes.split(","):
-            for threads in map(int, given.threads.split(",")):
-                for s in systems:
-                    python = given.trl_python if s == "trl" else sys.executable
-                    cells.append(measured(s, model, dtype, threads, given.repeats, given.rounds, python))
+    machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    for model, dtype, threads in product(given.models.split(","), given.dtypes.split(","), given.threads.split(",")):
+        cells += compared(model, dtype, int(threads), systems, given)
+        given.out.write_text(json.dumps({"machine": machine, "cells": [asdict(c) for c in cells]}, indent=1) + "\n")
     console.print(table(cells))
     for c in cells:
         if c.critic_seconds is not None:
@@ -119,8 +122,6 @@ def main() -> None:
                 f"{c.model} {c.dtype} {c.threads}: the critic's part, not in the table, takes {c.critic_seconds:.2f} s"
             )
             console.print(line)
-    machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-    given.out.write_text(json.dumps({"machine": machine, "cells": [asdict(c) for c in cells]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
