@@ -3,6 +3,7 @@
 verl: `verl/trainer/ppo/core_algos.py` at 012be9d (compute_policy_loss_vanilla, compute_value_loss, kl_penalty).
 slime: `vanilla_tis_function` and `icepop_function` of `backends/megatron_utils/loss.py`, and the weights of
 `examples/train_infer_mismatch_helper/mis.py`. Their functions were run in float64 on the vectors below.
+DIS: `compute_dis_policy_loss` of slime-kernel-agent, a fork of slime, at 98df4f8, with the vectors of its own tests.
 GLM-5 (arXiv 2602.15763) gives formulas without code; its rows are those formulas, written out.
 GAE stands against rlax, verl and TRL in test_rl_gae and test_rl_advantages.
 """
@@ -102,6 +103,25 @@ def test_icepop_is_equation_1_of_glm5_on_the_clipped_objective() -> None:
     weight_N = weights_of(MismatchConfig("icepop"), old_N, rollout_N, torch.zeros(3).long())
     loss_N = surrogate(SurrogateConfig(clip_high=0.28, dual_clip=None), logp_N, old_N, advantage_N, rollout_N).loss_N
     assert (-weight_N * loss_N).tolist() == pytest.approx([1.92, 0.0, -0.48])
+
+
+def test_dis_is_that_of_the_fork_of_slime_with_the_bounds_of_sao_for_code() -> None:
+    # π_rollout = .1, ratios kept between .2 and 4: −ρ·A·log π = .21·ln .021, −ln .1, 3.99·ln .399.
+    ratio_N, rollout_N = doubles(0.19, 0.21, 1.0, 3.99, 4.01, 5.0), doubles(*[0.1] * 6).log()
+    config, advantage_N = SurrogateConfig("dis", clip_low=0.8, clip_high=3.0), doubles(1, -1, 1, -1, 1, -1)
+    got = surrogate(config, rollout_N + ratio_N.log(), rollout_N, advantage_N, rollout_N)
+    assert got.stopped_N.tolist() == [True, False, False, False, True, True]
+    want = [0, 0.21 * math.log(0.021), -math.log(0.1), 3.99 * math.log(0.399), 0, 0]
+    assert got.loss_N.tolist() == pytest.approx(want)
+
+
+def test_the_slope_of_dis_is_that_of_the_fork_of_slime() -> None:
+    # π = .4, π_rollout = .2, A = 1.5: −2·1.5
+    logp_N, rollout_N = doubles(0.4).log().requires_grad_(), doubles(0.2).log()
+    config = SurrogateConfig("dis", clip_low=0.8, clip_high=3.0)
+    surrogate(config, logp_N, rollout_N, doubles(1.5), rollout_N).loss_N.sum().backward()
+    assert logp_N.grad is not None
+    assert logp_N.grad.tolist() == pytest.approx([-3.0])
 
 
 def test_dis_is_equations_3_to_5_of_glm5() -> None:

@@ -120,6 +120,12 @@ def test_the_mask_of_dis_does_not_look_at_the_sign_of_the_advantage() -> None:
     assert (slope(PPO, far_N, advantage_N) != 0).tolist() == [True, True]
 
 
+def test_a_masked_token_of_no_probability_leaves_the_others_alone() -> None:
+    logp_N, advantage_N, rollout_N = doubles(-math.inf, -1), doubles(1, 2), doubles(-1, -1)
+    close(loss(DIS, logp_N, advantage_N, rollout_N=rollout_N), (0.0, 2.0))
+    close(slope(DIS, logp_N, advantage_N, rollout_N=rollout_N), (0.0, -2.0))
+
+
 def test_dis_does_not_read_the_old_policy() -> None:
     logp_N, advantage_N = logs(0.8, 1.6), doubles(1, 2)
     close(loss(DIS, logp_N, advantage_N, old_N=logs(9, 9)), loss(DIS, logp_N, advantage_N).tolist())
@@ -142,6 +148,11 @@ def test_the_gradient_of_k25_is_that_of_dis_and_twice_tau_times_the_log_ratio_on
 def test_the_square_of_k25_pulls_a_token_back_to_the_rollouts_policy_from_both_sides() -> None:
     got = slope(K25, logs(0.2, 5.0), doubles(0, 0))
     assert (got > 0).tolist() == [False, True]
+
+
+def test_the_square_of_k25_goes_on_pulling_however_far_a_token_has_gone() -> None:
+    # 2τx: .2·30 and .2·(−30)
+    close(slope(K25, doubles(-1, -31), doubles(0, 0), rollout_N=doubles(-31, -1)), (6.0, -6.0))
 
 
 # --- decoupled ----------------------------------------------------------------------------
@@ -203,6 +214,7 @@ def test_a_bad_setting_is_refused_with_its_field_and_value(changes: dict[str, An
 
 
 def test_the_wide_bounds_of_a_mask_may_lie_apart() -> None:
-    # SAO: ratios from .3 to 5, and .8 to 3.
-    assert SurrogateConfig("dis", clip_low=0.7, clip_high=4.0).clip_high == 4.0
-    assert SurrogateConfig("dis", clip_low=0.2, clip_high=2.0).clip_low == 0.2
+    # SAO: ratios from .7 to 6, and .2 to 4; and a mask may be narrower above than below.
+    assert SurrogateConfig("dis", clip_low=0.3, clip_high=5.0).clip_high == 5.0
+    assert SurrogateConfig("dis", clip_low=0.8, clip_high=3.0).clip_high == 3.0
+    assert SurrogateConfig("dis", clip_low=0.5, clip_high=0.2).clip_low == 0.5

@@ -25,11 +25,12 @@ Kind = Literal["ppo", "dis", "k2.5", "decoupled"]
 
 @dataclass(frozen=True, slots=True)
 class SurrogateConfig:
-    """`SurrogateConfig(clip_high=0.28)`, `SurrogateConfig("dis", clip_low=0.7, clip_high=4.0)`.
+    """`SurrogateConfig(clip_high=0.28)`, `SurrogateConfig("dis", clip_low=0.8, clip_high=3.0)`.
 
     The interval of ratios is (1 − clip_low, 1 + clip_high): for ppo and decoupled it is where the gradient
-    flows in A's direction, for dis and k2.5 the only place where it flows. SAO's wide bounds of dis, ratios
-    from 0.3 to 5, are clip_low = 0.7 and clip_high = 4.0. Kimi K2.5 calls its bounds those of a log-ratio while its
+    flows in A's direction, for dis and k2.5 the only place where it flows. SAO's wide bounds for dis (arXiv
+    2607.07508) are clip_low = 0.3 and clip_high = 5 for mathematics, ratios from 0.7 to 6, and 0.8 and 3 for code,
+    ratios from 0.2 to 4. Kimi K2.5 calls its bounds those of a log-ratio while its
     formula clips the ratio; they are bounds of the ratio here.
     `dual_clip` bounds the loss where A < 0 (ppo, decoupled). `square_coef` is K2.5's τ, `weight_cap` the most
     that a token of decoupled can weigh.
@@ -95,13 +96,13 @@ def surrogate(
             weight_N = log_ratio(logp_old_N, logp_rollout_N).exp().detach()
             loss_N = loss_N * (weight_N if c.weight_cap is None else weight_N.clamp(max=c.weight_cap))
         return Surrogate(loss_N, stopped_N)
-    log_N = log_ratio(logp_N, logp_rollout_N)
-    ratio_N = log_N.detach().exp()
+    ratio_N = log_ratio(logp_N, logp_rollout_N).detach().exp()
     inside_N = (ratio_N > 1 - c.clip_low) & (ratio_N < 1 + c.clip_high)
-    # The gradient of ρ·A is that of sg(ρ)·A·log π; the clamp of the log-ratio is far outside the interval.
-    loss_N = -torch.where(inside_N, ratio_N, 0.0) * advantage_N * logp_N
+    # The gradient of ρ·A is that of sg(ρ)·A·log π. Selected, not multiplied by 0, which −∞ would turn into NaN.
+    loss_N = torch.where(inside_N, -ratio_N * advantage_N * logp_N, 0.0)
     if c.kind == "k2.5":
-        loss_N = loss_N + c.square_coef * log_N**2
+        # Without the bound of `log_ratio`, beyond which nothing would pull a token back.
+        loss_N = loss_N + c.square_coef * (logp_N - logp_rollout_N) ** 2
     return Surrogate(loss_N, ~inside_N)
 
 
