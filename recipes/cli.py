@@ -16,23 +16,26 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from recipes.ablations import serial_collapse, serial_collapse_parl, spurious, spurious_finish
 from recipes.arguments import UsageError, parser_of, positive, rows_range, systems_list, unknown
 from recipes.cold_start import cold_start, cold_start_polish, cold_start_sloppy, fit
+from recipes.compaction import TRAIL_RUNS, compaction_run, run_compaction
+from recipes.compaction_report import is_study, report_study
+from recipes.compaction_study import compaction, study
 from recipes.compare import compare_command
 from recipes.episodes import Episode, EpisodesError, by_rows, summary
 from recipes.evaluate import SYSTEMS, eval_command
 from recipes.overrides import OverrideError, apply, describe
 from recipes.progress import Progress
-from recipes.report import ReportError, ordered, print_table, summary_table, write_report
+from recipes.report import ReportError, ordered, summary_table
 from recipes.show_tasks import tasks_command
-from recipes.train import train
+from recipes.trail_start import cold_start_trails, fit_trails
+from recipes.train import TABLES, train
 from recipes.wide_search import single_agent, wide_search
 from rewards.widesearch.cli import score_main
 from swarm.folders import CheckpointError
-from swarm.rundir import RunDirError
+from swarm.rundir import RunDirError, read_recipe
 
 HELP = """\
 usage: swarm-rl COMMAND ...
@@ -72,6 +75,9 @@ RECIPES: Mapping[str, Entry] = {
     "cold_start": Entry(cold_start, fit),
     "cold_start_polish": Entry(cold_start_polish, fit),
     "cold_start_sloppy": Entry(cold_start_sloppy, fit),
+    "compaction": Entry(compaction, study),
+    "compaction_run": Entry(compaction_run, run_compaction),
+    "cold_start_trails": Entry(cold_start_trails, fit_trails),
     "serial_collapse": Entry(serial_collapse, train),
     "serial_collapse_parl": Entry(serial_collapse_parl, train),
     "spurious": Entry(spurious, train),
@@ -252,10 +258,17 @@ def _report(argv: list[str], console: Console) -> int:
     parser.add_argument("run", metavar="RUN", type=Path, help="the run folder, for example runs/wide_search")
     parser.add_argument("--json", action="store_true", help="print report.json instead of the table")
     o = parser.parse_args(argv)
-    report = write_report(o.run)
+    report = _reported(o.run, Console(quiet=True) if o.json else console)
     if o.json:
         print(json.dumps(report, indent=1))
-    else:
-        print_table(report, console)
-        console.print(f"report: {escape(str(o.run / 'report' / 'report.md'))}", highlight=False)
     return 0
+
+
+def _reported(run: Path, console: Console) -> dict[str, Any]:
+    """Rebuilds and shows the report of a run of any kind; its recipe tells which it is."""
+    recipe = read_recipe(run) if (run / "recipe.json").is_file() else {}
+    if is_study(recipe):
+        return report_study(run, console)
+    if "trails" in recipe:
+        return TRAIL_RUNS.report(run, console)
+    return TABLES.report(run, console)

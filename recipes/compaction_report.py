@@ -66,6 +66,14 @@ def write_report(out: Path) -> dict[str, Any]:
     return report
 
 
+def report_study(out: Path, console: Console) -> dict[str, Any]:
+    """Builds the report and shows its table and its answer; raises what `write_report` raises."""
+    report = write_report(out)
+    print_table(report, console)
+    console.print(f"report: {escape(str(out / 'report' / 'report.md'))}", highlight=False)
+    return report
+
+
 def load(out: Path, recipe: Mapping[str, Any]) -> tuple[list[TrailEpisode], list[Finished], list[str]]:
     """The episodes without training, the finished runs, and the names of what is missing."""
     start = [e for system in START for e in read(start_file(out, system))]

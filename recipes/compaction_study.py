@@ -21,7 +21,7 @@ from rich.markup import escape
 
 from recipes.compaction import Compaction, compaction_run, evaluate_start, run_compaction
 from recipes.compaction_numbers import FORMS, START
-from recipes.compaction_report import print_table, run_folder, start_file, write_report
+from recipes.compaction_report import report_study, run_folder, start_file
 from recipes.overrides import to_json
 from recipes.progress import Progress
 from recipes.trail_episodes import read
@@ -64,11 +64,8 @@ def study(recipe: Study, out: Path, *, clean: bool = False, console: Console | N
     with RunDir(out, to_json(recipe), clean=clean) as folder:
         _train_all(recipe, out, console)
         _evaluate_all(recipe, out, console)
-        report = write_report(out)
         folder.finish({"seeds": list(recipe.seeds), "forms": list(recipe.forms)})
-    print_table(report, console)
-    console.print(f"report: {escape(str(out / 'report' / 'report.md'))}", highlight=False)
-    return report
+    return report_study(out, console)
 
 
 def run_of(recipe: Study, form: str, seed: int) -> Compaction:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from recipes.cli import main
 from recipes.compaction_numbers import (
     FORMS,
     ORDER,
@@ -27,7 +28,7 @@ from recipes.compaction_numbers import (
     of_tasks,
     t_interval,
 )
-from recipes.compaction_report import answer, gain, print_table, write_report
+from recipes.compaction_report import answer, gain, load, print_table, report_study, write_report
 from recipes.report import ReportError
 from recipes.trail_episodes import TrailEpisode
 
@@ -266,9 +267,10 @@ def test_a_gain_is_told_with_its_seeds_and_intervals() -> None:
 
 
 @pytest.mark.slow
-def test_a_folder_gives_a_page_numbers_and_pictures(tmp_path: Path) -> None:
+def test_a_folder_gives_a_page_numbers_and_pictures_the_same_every_time(tmp_path: Path) -> None:
     report = write_report(folder(tmp_path / "s", finished(), start()))
     made = tmp_path / "s" / "report"
+    before = {p.name: p.read_bytes() for p in made.iterdir()}
     pictures = {p.name for p in made.glob("*.png")}
     assert pictures == {"overview.png", "systems.png", "learning.png", "by_difficulty.png"}
     assert json.loads((made / "report.json").read_bytes()) == json.loads(json.dumps(report))
@@ -277,28 +279,23 @@ def test_a_folder_gives_a_page_numbers_and_pictures(tmp_path: Path) -> None:
     assert "| trained, chained | 0.650 | 0.000 |" in page
     assert "Context: 512 tokens, rewritten from 336 on" in page
     assert "Transcript of full window: 4.0 times the context." in page
+    said = StringIO()
+    assert report_study(tmp_path / "s", Console(file=said, width=160)) == report
+    assert str(made / "report.md") in said.getvalue()
+    assert {p.name: p.read_bytes() for p in made.iterdir()} == before
 
 
-@pytest.mark.slow
-def test_equal_input_gives_equal_files(tmp_path: Path) -> None:
-    contents: list[dict[str, bytes]] = []
-    for _ in range(2):
-        write_report(folder(tmp_path / "s", finished(), start()))
-        contents.append({p.name: p.read_bytes() for p in (tmp_path / "s" / "report").iterdir()})
-    assert contents[0] == contents[1]
-
-
-@pytest.mark.slow
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    report = write_report(folder(tmp_path / "s", finished()[:1], start()[:2]))
+    report = build(*load(folder(tmp_path / "s", finished()[:1], start()[:2]), RECIPE))
     missing = ["untrained", "full_window", "chained-1", "copied-0", "copied-1", "decayed-0", "decayed-1"]
     assert report["missing"] == missing
     assert list(report["systems"]) == ["truncation", "chained"]
     assert answer(report)[0] == f"Still missing: {', '.join(missing)}."
 
 
-def test_a_study_without_episodes_says_so(tmp_path: Path) -> None:
-    write_report(folder(tmp_path / "s", []))
+def test_the_command_shows_the_report_of_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(folder(tmp_path / "s", [])), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["study"] == "compaction"
     assert "no evaluation yet" in (tmp_path / "s" / "report" / "report.md").read_text()
 
 

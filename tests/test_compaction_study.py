@@ -24,15 +24,15 @@ def small() -> Study:
     run = replace(
         run,
         iterations=2,
-        episodes=4,
+        episodes=2,
         start=SHIPPED,
         wandb="disabled",
         threads=1,
         world=replace(run.world, families=("isotope",), groups_per_band=8),
         trails=TrailConfig(trails=(3, 4), links=(1, 2)),
         ppo=replace(run.ppo, critic=replace(run.ppo.critic, warmup_updates=1), minibatches=2),
-        main=replace(run.main, steps=24),
-        evaluation=TrailEvaluation(tasks=4, during=2),
+        main=replace(run.main, steps=16),
+        evaluation=TrailEvaluation(tasks=2, during=1),
     )
     return Study(run, seeds=(3,), forms=("chained",))
 
@@ -87,7 +87,7 @@ def test_a_study_trains_evaluates_and_reports_and_a_second_one_only_reports(tmp_
     out, said = tmp_path / "s", StringIO()
     first = study(small(), out, console=Console(file=said, width=160))
     assert list(first["systems"]) == ["truncation", "untrained", "chained", "full_window"]
-    assert all(v["tasks"] == 4 for v in first["systems"].values())
+    assert all(v["tasks"] == 2 for v in first["systems"].values())
     assert first["systems"]["chained"]["seeds"] == [3]
     assert first["missing"] == []
     assert json.loads((out / "report" / "report.json").read_bytes()) == json.loads(json.dumps(first))
