@@ -73,6 +73,10 @@ class Compaction(Training):
     main: Limits = WINDOW
     evaluation: TrailEvaluation = field(default_factory=TrailEvaluation)
 
+    def __post_init__(self) -> None:
+        Training.__post_init__(self)
+        self.check_temperature(self.main)
+
 
 def compaction_run() -> Compaction:
     """One run of the compaction recipe: a single agent with a small window learns to write summaries.

@@ -112,6 +112,12 @@ class Training:
         if self.threads < 0:
             raise ValueError(f"recipe: threads = {self.threads}, want 0 (all cores) or more")
 
+    def check_temperature(self, main: Limits) -> None:
+        """Raises ValueError where the learner would take another temperature for the sampler's than it has."""
+        if main.temperature != self.ppo.temperature:
+            seen = f"ppo.temperature = {self.ppo.temperature} with main.temperature = {main.temperature}"
+            raise ValueError(f"recipe: {seen}, want the same: ratios are of the distribution that was sampled from")
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe(Training):
@@ -129,3 +135,7 @@ class Recipe(Training):
     spawning: SpawnLimits = field(default_factory=SpawnLimits)
     parl: ParlConfig = field(default_factory=ParlConfig)
     evaluation: Evaluation = field(default_factory=Evaluation)
+
+    def __post_init__(self) -> None:
+        Training.__post_init__(self)
+        self.check_temperature(self.main)

@@ -58,9 +58,9 @@ class TrailDemos:
     `drops`: in an episode with summaries, each of them gives a found value as N/A with one of these probabilities.
     """
 
-    compaction: int = 360
-    full_window: int = 140
-    truncation: int = 60
+    compaction: int = 500
+    full_window: int = 250
+    truncation: int = 80
     drops: tuple[float, ...] = (0.0, 0.03, 0.08, 0.15)
 
     def __post_init__(self) -> None:
@@ -76,14 +76,14 @@ class TrailStart:
 
     seed: int = 0
     start: Path = SHIPPED
-    steps: int = 600
+    steps: int = 1800
     step_tokens: int = 2500
     observed: float = 0.05
     world: WorldConfig = field(default_factory=lambda: WorldConfig(conflicts=0.1, missing=0.05))
     trails: TrailConfig = TRAILS
     main: Limits = WINDOW
     demos: TrailDemos = field(default_factory=TrailDemos)
-    sft: SFTConfig = field(default_factory=lambda: SFTConfig(LrSchedule(1.5e-3, 20, 600, "cosine", 0.03)))
+    sft: SFTConfig = field(default_factory=lambda: SFTConfig(LrSchedule(2e-3, 30, 1800, "cosine", 0.03)))
     threads: int = 0
 
 

@@ -76,3 +76,9 @@ def test_a_teacher_with_another_tokenizer_is_refused_before_anything_is_loaded(t
 def _taught(teacher: Path) -> Recipe:
     recipe = small(wide_search())
     return replace(recipe, ppo=replace(recipe.ppo, distill=DistillConfig((Teacher(teacher),))))
+
+
+def test_the_learner_takes_the_temperature_that_the_policy_is_sampled_at() -> None:
+    recipe = wide_search()
+    with pytest.raises(ValueError, match=r"ppo\.temperature = 0\.7 with main\.temperature = 1\.0, want the same"):
+        replace(recipe, ppo=replace(recipe.ppo, temperature=0.7))

@@ -72,10 +72,10 @@ def test_a_product_that_overflows_is_rejected_and_stays_finite() -> None:
     assert got == [0.0] * 60
 
 
-def test_a_geometric_mean_decides_for_the_segment_and_each_token_keeps_its_own_ratio() -> None:
+def test_a_geometric_mean_decides_for_the_segment_and_weighs_each_of_its_tokens() -> None:
     # √(4·.5) = 1.41 is inside, though 4 is not; √(4·2) = 2.83 is outside, though 2 is on the bound.
     got = weights(MismatchConfig("mis_geometric"), (4.0, 0.5, 4.0, 2.0), (0, 0, 1, 1))
-    assert got == pytest.approx([4.0, 0.5, 0.0, 0.0])
+    assert got == pytest.approx([2**0.5, 2**0.5, 0.0, 0.0])
 
 
 @pytest.mark.parametrize("kind", ["mis_token", "mis_sequence", "mis_geometric"])

@@ -91,7 +91,8 @@ def test_sequence_and_geometric_ratios_are_those_of_slime() -> None:
     assert product_N.tolist() == pytest.approx([0.904837418036] * 3 + [1.6487212707] * 2, abs=1e-10)
     for low, high, kept in ((0.967, 1.285, (1, 1)), (0.968, 1.285, (0, 1)), (0.967, 1.284, (1, 0))):
         got_N = weights_of(MismatchConfig("mis_geometric", low, high), TRAIN_N, ROLLOUT_N, segment_N)
-        assert (got_N > 0).tolist() == [bool(kept[0])] * 3 + [bool(kept[1])] * 2
+        want = [0.967216100486 * kept[0]] * 3 + [1.28402541669 * kept[1]] * 2
+        assert got_N.tolist() == pytest.approx(want, abs=1e-10)
 
 
 def test_icepop_is_equation_1_of_glm5_on_the_clipped_objective() -> None:

@@ -3,7 +3,7 @@
     tis             min(ρ, high)
     mis_token       ρ where it is in [low, high], else 0
     mis_sequence    the same with the product of ρ over the sequence
-    mis_geometric   tokens of a sequence whose geometric mean of ρ is in [low, high] keep ρ, the others get 0
+    mis_geometric   the same with the geometric mean of ρ over the sequence
     icepop          ρ where it is in [low, high], else 0, on the clipped loss, as mis_token, but without veto
 
 ρ = π_old / π_rollout, both of the weights that sampled: the first is the learner's own. A sequence is a segment.
@@ -110,12 +110,11 @@ def weights_of(config: MismatchConfig, logp_old_N: Tensor, logp_rollout_N: Tenso
         return ratio_N.clamp(max=config.high)
     count_S = torch.bincount(segment_N, minlength=1).to(log_N.dtype)
     sum_S = torch.zeros_like(count_S).index_add_(0, segment_N, log_N)
-    unit_N = ratio_N
     if config.kind == "mis_sequence":
-        unit_N = ratio_N = log_ratio(sum_S, torch.zeros_like(sum_S)).exp()[segment_N]
+        ratio_N = log_ratio(sum_S, torch.zeros_like(sum_S)).exp()[segment_N]
     elif config.kind == "mis_geometric":
-        unit_N = (sum_S / count_S.clamp(min=1)).exp()[segment_N]
-    kept_N = (unit_N >= config.low) & (unit_N <= config.high)
+        ratio_N = (sum_S / count_S.clamp(min=1)).exp()[segment_N]
+    kept_N = (ratio_N >= config.low) & (ratio_N <= config.high)
     if config.veto is not None:
         vetoed_S = torch.zeros_like(count_S).index_add_(0, segment_N, (log_N.exp() < config.veto).to(log_N.dtype)) > 0
         kept_N = kept_N & ~vetoed_S[segment_N]
