@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
-from time import perf_counter
 from typing import Any
 
 import torch
 from transformers import Qwen3ForCausalLM
 
-from benchmarks.process import measure, peak_mb
+from benchmarks.process import Time, lists, measure, now, peak_mb
 from benchmarks.workload import model_config, sequences
 from swarm.engine.qwen3 import hidden, shape_of, weights_of
 from swarm.rl.advantages import AdvantageConfig
@@ -62,10 +61,10 @@ def rollouts() -> list[Rollout]:
     return made
 
 
-def timed(f: Callable[[], Any]) -> float:
-    began = perf_counter()
+def timed(f: Callable[[], Any]) -> Time:
+    began = now()
     f()
-    return perf_counter() - began
+    return now() - began
 
 
 def all_micro_batches(batch: Batch) -> list[MicroBatch]:
@@ -81,12 +80,13 @@ def ours(model: str, bf16: bool, repeats: int) -> dict[str, Any]:
     critical = replace(plain, advantage=AdvantageConfig(), critic=CriticConfig(warmup_updates=0))
     batch = collect(rollouts())
     learner = Learner(model_of(model), plain)
-    seconds = [timed(lambda: learner.update(batch)) for _ in range(repeats + 1)][1:]
+    alone = [timed(lambda: learner.update(batch)) for _ in range(repeats + 1)][1:]
     peak = peak_mb()
     learner = Learner(model_of(model), critical)
     more = [timed(lambda: learner.update(batch)) for _ in range(repeats + 1)][1:]
     # The peak before there was a critic.
-    return {"seconds": seconds, "critic_seconds": [median(more) - median(seconds)], "peak_mb": peak}
+    critic = median(t.cpu for t in more) - median(t.cpu for t in alone)
+    return {**lists(alone), "critic_cpu_seconds": [critic], "peak_mb": peak}
 
 
 def trunk(f: Callable[[MicroBatch], torch.Tensor], repeats: int) -> dict[str, list[float]]:
@@ -99,7 +99,7 @@ def trunk(f: Callable[[MicroBatch], torch.Tensor], repeats: int) -> dict[str, li
         for m in micros:
             f(m).sum().backward()
 
-    return {"seconds": [timed(once) for _ in range(repeats + 1)][1:]}
+    return lists([timed(once) for _ in range(repeats + 1)][1:])
 
 
 def bare(model: str, bf16: bool, repeats: int) -> dict[str, list[float]]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -24,6 +26,26 @@ def measure(systems: Mapping[str, Callable[[str, bool, int], dict[str, Any]]]) -
     torch.set_num_threads(int(threads))
     found = systems[system](model, dtype == "bf16", int(repeats))
     print(json.dumps({"peak_mb": peak_mb()} | found))
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Wall-clock seconds, and processor seconds of all threads: what a machine that others use disturbs less."""
+
+    wall: float
+    cpu: float
+
+    def __sub__(self, other: Time) -> Time:
+        return Time(self.wall - other.wall, self.cpu - other.cpu)
+
+
+def now() -> Time:
+    return Time(perf_counter(), process_time())
+
+
+def lists(times: Sequence[Time]) -> dict[str, list[float]]:
+    """`{"seconds": [...], "cpu_seconds": [...]}`."""
+    return {"seconds": [t.wall for t in times], "cpu_seconds": [t.cpu for t in times]}
 
 
 def peak_mb() -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import tempfile
 import warnings
 from itertools import pairwise
-from time import perf_counter
 from typing import Any
 
 from datasets import Dataset
@@ -19,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.process import measure
+from benchmarks.process import Time, lists, measure, now
 from benchmarks.workload import SEQUENCES, VOCAB, model_config, sequences
 
 MICRO = 8
@@ -46,11 +45,11 @@ def injected() -> dict[str, list[Any]]:
 
 def trl(model: str, bf16: bool, repeats: int) -> dict[str, list[float]]:
     warnings.simplefilter("ignore")
-    began: list[float] = []
+    began: list[Time] = []
     rollouts = injected()
 
     def rollout_func(prompts: list[Any], trainer: GRPOTrainer) -> dict[str, list[Any]]:
-        began.append(perf_counter())
+        began.append(now())
         return {name: list(x) for name, x in rollouts.items()}
 
     def reward(completions: list[Any], **_: Any) -> list[float]:
@@ -69,8 +68,8 @@ def trl(model: str, bf16: bool, repeats: int) -> dict[str, list[float]]:
         GRPOTrainer(
             policy, reward, args=config, train_dataset=data, processing_class=tokenizer(), rollout_func=rollout_func
         ).train()
-    began.append(perf_counter())
-    return {"seconds": [b - a for a, b in pairwise(began[1:])]}
+    began.append(now())
+    return lists([b - a for a, b in pairwise(began[1:])])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python -m benchmarks.update --models a,b --dtypes fp32,bf16 --threads 2 --repeats 3
 
 Every system has the same model, batch, threads and machine, and a process of its own, one after another.
-Compare ratios of one run, never absolute numbers of two. `benchmarks.ours` and `benchmarks.trl_grpo` say what is
+Compare ratios of one run, never absolute numbers of two; where others use the machine, those of processor time
+on one thread. `benchmarks.ours` and `benchmarks.trl_grpo` say what is
 measured. Without TRL (`pip install 'swarm-rl[bench]'`, or a Python that has it and this project, given as
 `--trl-python`) the rest is measured. Not here: rollouts, generation.
 """
@@ -31,7 +32,8 @@ SYSTEMS = ("ours", "bare", "bound", "trl")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Real tokens a second (median, and of the slowest and the fastest repeat) and peak resident memory."""
+    """Real tokens a second (median, and of the slowest and the fastest repeat), real tokens a second of processor
+    time over all threads (median), peak resident memory, and processor seconds that a critic adds."""
 
     system: str
     model: str
@@ -40,18 +42,20 @@ class Cell:
     tokens_s: float
     slowest: float
     fastest: float
+    tokens_cpu_s: float
     peak_mb: float
-    critic_seconds: float | None
+    critic_cpu_seconds: float | None
 
 
 def cell(system: str, model: str, dtype: str, threads: int, found: list[dict]) -> Cell:
     """What the processes of one system found, together."""
     tokens = sum(len(s.ids) for s in sequences())
-    seconds = [x for f in found for x in f["seconds"]]
-    critic = [x for f in found for x in f.get("critic_seconds", [])]
+    seconds, cpu, critic = (
+        [x for f in found for x in f.get(name, [])] for name in ("seconds", "cpu_seconds", "critic_cpu_seconds")
+    )
     return Cell(
         system, model, dtype, threads, tokens / median(seconds), tokens / max(seconds), tokens / min(seconds),
-        max(f["peak_mb"] for f in found), median(critic) if critic else None,
+        tokens / median(cpu), max(f["peak_mb"] for f in found), median(critic) if critic else None,
     )  # fmt: skip
 
 
@@ -80,18 +84,21 @@ def has_trl(python: str) -> bool:
 
 
 def table(cells: list[Cell]) -> Table:
-    out = Table(title="one PPO update")
-    for name in ("model", "dtype", "threads", "system", "tokens/s", "slowest–fastest", "of bound", "× TRL", "peak MB"):
+    out = Table(title="one PPO update; ratios of wall-clock time | of processor time")
+    columns = ("model", "dtype", "threads", "system", "tokens/s", "slowest–fastest", "of bound", "× TRL", "peak MB")
+    for name in columns:
         out.add_column(name, justify="left" if name in ("model", "dtype", "system") else "right")
     for c in cells:
         same = {d.system: d for d in cells if (d.model, d.dtype, d.threads) == (c.model, c.dtype, c.threads)}
-        bound, trl = same.get("bound"), same.get("trl")
         out.add_row(
             c.model, c.dtype, str(c.threads), c.system, f"{c.tokens_s:,.0f}", f"{c.slowest:,.0f}–{c.fastest:,.0f}",
-            f"{c.tokens_s / bound.tokens_s:.2f}" if bound else "", f"{c.tokens_s / trl.tokens_s:.2f}" if trl else "",
-            f"{c.peak_mb:,.0f}",
+            times(c, same.get("bound")), times(c, same.get("trl")), f"{c.peak_mb:,.0f}",
         )  # fmt: skip
     return out
+
+
+def times(c: Cell, other: Cell | None) -> str:
+    return f"{c.tokens_s / other.tokens_s:.2f} | {c.tokens_cpu_s / other.tokens_cpu_s:.2f}" if other else ""
 
 
 def main() -> None:
@@ -117,11 +124,9 @@ def main() -> None:
         given.out.write_text(json.dumps({"machine": machine, "cells": [asdict(c) for c in cells]}, indent=1) + "\n")
     console.print(table(cells))
     for c in cells:
-        if c.critic_seconds is not None:
-            line = (
-                f"{c.model} {c.dtype} {c.threads}: the critic's part, not in the table, takes {c.critic_seconds:.2f} s"
-            )
-            console.print(line)
+        if c.critic_cpu_seconds is not None:
+            added = f"a critic, not in the table, adds {c.critic_cpu_seconds:.2f} s of processor time"
+            console.print(f"{c.model} {c.dtype} {c.threads}: {added}")
 
 
 if __name__ == "__main__":
