@@ -13,9 +13,12 @@ from rich.console import Console
 from envs.trails import TrailConfig
 from recipes.compaction import START_SYSTEMS, TrailEvaluation, compaction_run
 from recipes.compaction_numbers import START
+from recipes.compaction_report import start_file
 from recipes.compaction_study import Study, compaction, run_of, study
 from recipes.config import SHIPPED
 from recipes.overrides import OverrideError, apply, from_json, to_json
+from recipes.trail_episodes import write
+from tests.test_compaction_report import BASE
 
 
 def small() -> Study:
@@ -82,17 +85,29 @@ def test_what_a_study_cannot_do_is_one_line(arguments: list[str], message: str) 
         apply(compaction(), arguments)
 
 
+def stopped(out: Path) -> Path:
+    """A study that was stopped when two of the systems without training had been evaluated."""
+    (out / "start").mkdir(parents=True)
+    (out / "recipe.json").write_text(json.dumps(to_json(small())))
+    for system in ("truncation", "full_window"):
+        write(start_file(out, system), [replace(BASE, system=system, task=f"t{k}") for k in range(2)])
+    return out
+
+
 @pytest.mark.slow
-def test_a_study_trains_evaluates_and_reports_and_a_second_one_only_reports(tmp_path: Path) -> None:
-    out, said = tmp_path / "s", StringIO()
-    first = study(small(), out, console=Console(file=said, width=160))
-    assert list(first["systems"]) == ["truncation", "untrained", "chained", "full_window"]
-    assert all(v["tasks"] == 2 for v in first["systems"].values())
-    assert first["systems"]["chained"]["seeds"] == [3]
-    assert first["missing"] == []
-    assert json.loads((out / "report" / "report.json").read_bytes()) == json.loads(json.dumps(first))
-    assert "run 1 of 1: chained, seed 3, into" in said.getvalue()
-    again = StringIO()
-    assert study(small(), out, console=Console(file=again, width=160)) == first
-    for line in ("run 1 of 1: chained, seed 3: done", *(f"start {k} of 3: {s}: done" for k, s in enumerate(START, 1))):
-        assert line in again.getvalue()
+def test_a_study_trains_evaluates_and_reports_what_is_not_there_yet(tmp_path: Path) -> None:
+    out, said, again = stopped(tmp_path / "s"), StringIO(), StringIO()
+    report = study(small(), out, console=Console(file=said, width=160))
+    assert list(report["systems"]) == ["truncation", "untrained", "chained", "full_window"]
+    assert all(v["tasks"] == 2 for v in report["systems"].values())
+    assert report["systems"]["chained"]["seeds"] == [3]
+    assert report["minus_untrained"]["chained"]["tasks"] == 2
+    assert report["missing"] == []
+    lines = said.getvalue()
+    assert f"run 1 of 1: chained, seed 3, into {out / 'chained-3'}" in lines
+    assert "start 2 of 3: untrained\n" in lines
+    assert all(f"{line}: done" in lines for line in ("start 1 of 3: truncation", "start 3 of 3: full_window"))
+    assert study(small(), out, console=Console(file=again, width=160)) == report
+    assert all(
+        f"{line}: done" in again.getvalue() for line in ("run 1 of 1: chained, seed 3", "start 2 of 3: untrained")
+    )
