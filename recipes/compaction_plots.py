@@ -12,15 +12,16 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from recipes.plots import DPI, INK, SHARE, dress, legend, new_figure, smooth
 
 STYLES: Mapping[str, tuple[str, str, str]] = {
     "truncation": ("truncation", "#D55E00", "s"),
-    "untrained": ("compaction, untrained", "#E69F00", "^"),
-    "chained": ("trained, chained", "#0072B2", "o"),
-    "copied": ("trained, copied", "#CC79A7", "D"),
-    "decayed": ("trained, decayed", "#56B4E9", "X"),
+    "untrained": ("compaction (untrained)", "#E69F00", "^"),
+    "chained": ("trained (chained)", "#0072B2", "o"),
+    "copied": ("trained (copied)", "#CC79A7", "D"),
+    "decayed": ("trained (decayed)", "#56B4E9", "X"),
     "full_window": ("full window", "#009E73", "P"),
 }
 """System → its name in pictures and tables, colour and marker."""
@@ -114,7 +115,7 @@ def bars(
         text = f"{value['mean']:.2f}" if limits is SHARE else f"{value['mean']:.0f}"
         top = max(high, value["max"])
         axis.annotate(text, (i, top), (0, 4), textcoords="offset points", ha="center", color=INK)
-    axis.set_xticks(range(len(shown)), [STYLES[s][0].replace(", ", ",\n").replace(" w", "\nw") for s, _ in shown])
+    axis.set_xticks(range(len(shown)), [STYLES[s][0].replace(" ", "\n") for s, _ in shown])
     axis.tick_params(axis="x", labelsize=8)
     # The interval over few seeds may be wider than what the score can be.
     axis.set_ylim(0.0, 1.08 if limits is SHARE else limits[1])
@@ -134,6 +135,7 @@ def learning(
         axis.fill_between(seen["iteration"], low, high, color=colour, alpha=0.15, linewidth=0)
         axis.plot(seen["iteration"], mean, color=colour, linewidth=2, label=name)
     axis.set_ylim(*limits)
+    _whole(axis)
     legend(axis)
 
 
@@ -146,6 +148,7 @@ def held_out(axis: Axes, report: Mapping[str, Any]) -> None:
             axis.plot(seen["iteration"], seen["mean"], color=colour, marker=marker, linewidth=1.2, label=name)
             axis.vlines(seen["iteration"], seen["low"], seen["high"], color=colour, linewidth=1.2, alpha=0.6)
     axis.set_ylim(*SHARE)
+    _whole(axis)
     legend(axis)
 
 
@@ -155,14 +158,20 @@ def banded(axis: Axes, bands: Mapping[str, Mapping[str, Any]], title: str, unit:
     systems = [s for s in STYLES if any(s in found for found in bands.values())]
     for k, system in enumerate(systems):
         name, colour, marker = STYLES[system]
-        offset = 0.05 * (k - (len(systems) - 1) / 2)
+        offset = 0.03 * (k - (len(systems) - 1) / 2)
         cells = [(i + offset, found[system]) for i, found in enumerate(bands.values()) if system in found]
         x, y, ends = _points(cells)
         axis.plot(x, y, color=colour, marker=marker, label=name, linewidth=1.8, markersize=6)
         axis.vlines(x, [low for low, _ in ends], [high for _, high in ends], color=colour, linewidth=1.4, alpha=0.6)
     axis.set_xticks(range(len(bands)), [name.replace("-", "–") for name in bands])
     axis.set_ylim(*SHARE)
-    legend(axis)
+    # Below the axis: lines of six systems leave no room among them.
+    axis.legend(frameon=False, fontsize=9, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+
+
+def _whole(axis: Axes) -> None:
+    """Iterations are whole numbers."""
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _points(

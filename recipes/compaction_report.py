@@ -131,7 +131,7 @@ def answer(report: Mapping[str, Any]) -> list[str]:
     lines += [line for form in minus if form in FORMS and (line := _closed(form, minus))]
     for name, found in between.items():
         ours, _, base = name.partition("_minus_")
-        lines.append(f"{_sentence(ours)} minus {base}: {gain(found)}.")
+        lines.append(f"{_sentence(ours)} minus trained ({base}): {gain(found)}.")
     return lines
 
 
@@ -202,7 +202,7 @@ def _systems_section(report: Mapping[str, Any], pictures: Sequence[str]) -> Iter
     yield grid(_HEADS, [cells for _, cells in _rows(report)])
     yield (
         "All systems saw the same tasks, none of them in training. *truncation*: the oldest steps are dropped when "
-        "the context is full. *compaction, untrained*: the policy writes a summary then, with the weights that "
+        "the context is full. *compaction (untrained)*: the policy writes a summary then, with the weights that "
         "training starts from. *trained*: the same after PPO, with the advantage chained through the summaries, the "
         "reward copied to every context, or copied and decayed. *full window*: the first weights with a context "
         "that holds everything. *score*: share of a task's trails whose value is right; *success*: tasks with all "

@@ -248,7 +248,7 @@ def test_curves_are_over_seeds() -> None:
 def test_the_answer_says_how_much_of_the_gap_is_closed() -> None:
     lines = answer(build(start(), finished()))
     # (0.65 − 0.4) / (0.8 − 0.4) = 62.5 %, and Python rounds half to even.
-    assert "Trained, chained: 62 % of the way from untrained compaction to the full window." in lines
+    assert "Trained (chained): 62 % of the way from untrained compaction to the full window." in lines
 
 
 def test_a_gain_is_told_with_its_seeds_and_intervals() -> None:
@@ -276,7 +276,7 @@ def test_a_folder_gives_a_page_numbers_and_pictures_the_same_every_time(tmp_path
     assert json.loads((made / "report.json").read_bytes()) == json.loads(json.dumps(report))
     page = (made / "report.md").read_text()
     assert all(f"({name})" in page for name in pictures)
-    assert "| trained, chained | 0.650 | 0.000 |" in page
+    assert "| trained (chained) | 0.650 | 0.000 |" in page
     assert "Context: 512 tokens, rewritten from 336 on" in page
     assert "Transcript of full window: 4.0 times the context." in page
     said = StringIO()
@@ -311,9 +311,9 @@ def test_the_terminal_shows_a_line_a_system() -> None:
     lines = said.getvalue().splitlines()
     assert [line.strip().split("  ")[0] for line in lines[2:8]] == [
         "truncation",
-        "compaction, untrained",
-        "trained, chained",
-        "trained, copied",
-        "trained, decayed",
+        "compaction (untrained)",
+        "trained (chained)",
+        "trained (copied)",
+        "trained (decayed)",
         "full window",
     ]
