@@ -42,11 +42,13 @@ _PATIENCE = 200
 class TrailConfig:
     """How many trails a task has and how many links each of them: `TrailConfig(trails=(5, 8), links=(2, 4))`.
 
-    Both ends are included; each number between is equally likely. Raises ValueError for bounds out of range.
+    Both ends are included; each number between is equally likely. Without `repeats` no trail follows the same
+    link twice, so that the next one is known from its name. Raises ValueError for bounds out of range.
     """
 
     trails: tuple[int, int] = (5, 8)
     links: tuple[int, int] = (2, 4)
+    repeats: bool = True
 
     def __post_init__(self) -> None:
         _want("trails", self.trails, 1, len(ascii_lowercase))
@@ -114,6 +116,7 @@ class TrailSet:
         return tuple(
             Shape(path[0], path[1:], name)
             for path, walks in sorted(self.walks.items())
+            if self.config.repeats or len(set(path[1:])) == len(path[1:])
             for name in sorted({f.plain_name for walk in walks for f in walk[-1].fields} - links)
             if _askable(Counter(value(self.world, walk[-1].url, Column(name)) for walk in walks))
         )

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from envs.trails import TrailConfig, TrailSet
 from envs.world import World, WorldConfig, build_world
 from recipes import trail_episodes
-from recipes.config import SHIPPED, Limits, Training
+from recipes.config import Limits, Training
 from recipes.ppo_run import Kind, Scores, run_ppo
 from recipes.session import CACHE, load_checkpoint, load_tokenizer, roll_out, threads_of
 from recipes.trail_episodes import FILE, TrailEpisode
@@ -36,8 +36,8 @@ from swarm.rl.ppo import PPOConfig
 from swarm.seeds import derive
 from swarm.types import Reward, Rollout, Task
 
-SCOUT = SHIPPED.with_name("scout-1m")
-"""The shipped checkpoint that follows trails; its card says how it was made."""
+SCOUT = Path("runs/cold_start_trails/policy")
+"""Where `swarm-rl train cold_start_trails` leaves a model that follows trails."""
 StartSystem = Literal["truncation", "untrained", "full_window"]
 START_SYSTEMS: dict[str, System] = {
     "truncation": "truncation",
@@ -83,7 +83,7 @@ def compaction_run() -> Compaction:
 
     λ adapts to a rollout's length, 1 − 1/(1.5 L), as CompactionRL (arXiv 2607.05378) takes it, for every form alike.
     """
-    ppo = PPOConfig(advantage=AdvantageConfig(lam_alpha=1.5))
+    ppo = PPOConfig(advantage=AdvantageConfig(lam_alpha=1.5), temperature=WINDOW.temperature)
     return Compaction(start=SCOUT, iterations=20, episodes=32, ppo=ppo)
 
 

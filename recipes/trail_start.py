@@ -43,11 +43,12 @@ from swarm.types import Budget, Rollout
 WINDOW = Limits(
     turn_tokens=40,
     context=512,
+    temperature=0.6,
     steps=96,
     rewriting=ContextPolicy("compaction", threshold=336, keep=1, summary_tokens=48, limit=64),
 )
 """A small window: a transcript is four times as long and more."""
-TRAILS = TrailConfig(trails=(7, 8), links=(3, 3))
+TRAILS = TrailConfig(trails=(8, 9), links=(2, 3), repeats=False)
 _HELD_OUT = 60
 
 

@@ -197,3 +197,11 @@ def test_the_real_world_has_thousands_of_tasks_split_by_start_and_shape() -> Non
     assert len({t.meta["family"] for t in train}) == 5
     absent = sum(v == "N/A" for t in train for v in t.gold[0]) / sum(len(t.names) for t in train)
     assert 0.02 <= absent <= 0.08  # a field in twenty is missing
+
+
+def test_without_repeats_no_trail_follows_the_same_link_twice() -> None:
+    config = TrailConfig(trails=(2, 3), links=(2, 3))
+    lengths = {len(shape.links) for shape in TrailSet(_world(ring(40)), config).shapes}
+    distinct = TrailSet(_world(ring(40)), replace(config, repeats=False)).shapes
+    assert lengths == {2, 3}
+    assert {len(shape.links) for shape in distinct} == {2}
