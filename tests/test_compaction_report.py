@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -184,6 +184,7 @@ def test_nothing_in_common_has_no_difference() -> None:
 SCORES = st.lists(st.floats(0, 1), min_size=1, max_size=6)
 
 
+@settings(max_examples=40)
 @given(SCORES, SCORES)
 def test_a_difference_turned_round_changes_its_sign(a: list[float], b: list[float]) -> None:
     ours, base = {0: episodes(*a)}, {0: episodes(*b)}
