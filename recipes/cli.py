@@ -147,8 +147,9 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_users(error: BaseException) -> bool:
-    """The task sampler has no error type of its own for bounds that no task meets: its messages begin so."""
-    return isinstance(error, USER_ERRORS) or (type(error) is ValueError and str(error).startswith("tasks: "))
+    """The task samplers have no error type of their own for bounds that no task meets: their messages begin so."""
+    sampler = type(error) is ValueError and str(error).startswith(("tasks: ", "trails: "))
+    return isinstance(error, USER_ERRORS) or sampler
 
 
 def _line(error: BaseException) -> str:
