@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 import trio
@@ -37,7 +37,7 @@ from swarm.chat import HermesChat
 from swarm.checkpoint import save
 from swarm.rl.rows import Rows
 from swarm.rl.schedule import LrSchedule
-from swarm.rl.sft import SFTConfig, sft_loss, sft_step, sft_stepper
+from swarm.rl.sft import Examples, SFTConfig, sft_loss, sft_step, sft_stepper
 from swarm.rundir import RunDir
 
 _HELD_OUT = 150
@@ -126,6 +126,37 @@ def cold_start_sloppy() -> ColdStart:
 
 def fit(recipe: ColdStart, out: Path, *, clean: bool = False, console: Console | None = None) -> dict[str, Any]:
     """Records demonstrations, fits the model, saves `OUT/policy`. Returns its losses."""
+    return fitted(recipe, _fit, out, clean=clean, console=console)
+
+
+class Fitting(Protocol):
+    """What every supervised recipe has."""
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def sft(self) -> SFTConfig: ...
+
+
+F = TypeVar("F", bound=Fitting)
+
+
+def fitted(
+    recipe: F,
+    fit_in: Callable[[F, RunDir, Progress], dict[str, Any]],
+    out: Path,
+    *,
+    clean: bool = False,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """A supervised run in the folder `out`: `fit_in` records, fits and saves, and what it returns is kept.
+
+    A run that is done is not run again.
+    """
     console = console or Console()
     torch.set_num_threads(recipe.threads or torch.get_num_threads())
     with RunDir(out, to_json(recipe), clean=clean) as run:
@@ -135,16 +166,37 @@ def fit(recipe: ColdStart, out: Path, *, clean: bool = False, console: Console |
         run.rewind(0)
         phases = {"demonstrations": 1, "fitting": recipe.steps}
         with Progress(console, phases, {"demonstrations": 60.0, "fitting": 0.4}) as progress:
-            summary = _fit(recipe, run, progress)
+            progress.begin("demonstrations")
+            summary = fit_in(recipe, run, progress)
         (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
         run.finish(summary)
     console.print(f"{out / 'policy'}: held-out loss {summary['loss']:.4f} nats a token")
     return summary
 
 
+def fit_steps(
+    recipe: Fitting,
+    model: Qwen3ForCausalLM,
+    data: Examples,
+    chosen: Iterator[torch.Tensor],
+    run: RunDir,
+    progress: Progress,
+) -> int:
+    """The recipe's optimizer steps, each on the next `chosen` rows; logged every 25. Returns the tokens."""
+    stepper, tokens = sft_stepper(model, recipe.sft), 0
+    progress.begin("fitting")
+    for k, chosen_S in zip(range(recipe.steps), chosen, strict=False):
+        m = sft_step(model, stepper, recipe.sft, data, chosen_S)
+        tokens += m.tokens
+        progress.advance("fitting")
+        progress.note(f"loss {m.loss:.4f}")
+        if (k + 1) % 25 == 0:
+            run.log({"phase": "sft", "step": k + 1, **{f"train/{n}": v for n, v in asdict(m).items()}})
+    return tokens
+
+
 def _fit(recipe: ColdStart, run: RunDir, progress: Progress) -> dict[str, Any]:
     began = perf_counter()
-    progress.begin("demonstrations")
     world = build_world(recipe.world, CACHE)
     tasks = TaskSet(world)
     tokenizer, model = _model(recipe, world, tasks)
@@ -157,16 +209,7 @@ def _fit(recipe: ColdStart, run: RunDir, progress: Progress) -> dict[str, Any]:
     handles = [vocabulary[f"#{k}"] for k in range(_DRILLED)]
     drills = [drill(rng, handles, len(tokenizer)) for _ in range(int(2 * recipe.drills * len(taught)))]
     data = examples_of([*taught, *drills], recipe.observed)
-    stepper = sft_stepper(model, recipe.sft)
-    tokens = 0
-    progress.begin("fitting")
-    for k, chosen in zip(range(recipe.steps), batches(data.rows, len(drills), recipe, rng), strict=False):
-        m = sft_step(model, stepper, recipe.sft, data, chosen)
-        tokens += m.tokens
-        progress.advance("fitting")
-        progress.note(f"loss {m.loss:.4f}")
-        if (k + 1) % 25 == 0:
-            run.log({"phase": "sft", "step": k + 1, **{f"train/{n}": v for n, v in asdict(m).items()}})
+    tokens = fit_steps(recipe, model, data, batches(data.rows, len(drills), recipe, rng), run, progress)
     save(model, tokenizer, run.path / "policy", 0)
     return {
         "loss": sft_loss(model, recipe.sft, held_out),

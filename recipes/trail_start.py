@@ -7,10 +7,9 @@ Not here: reinforcement (`recipes.compaction`).
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,10 +20,9 @@ from rich.console import Console
 
 from envs.trails import TrailConfig, TrailSet
 from envs.world import WorldConfig, build_world
-from recipes.cold_start import epochs
+from recipes.cold_start import epochs, fit_steps, fitted
 from recipes.config import SHIPPED, Limits
 from recipes.demonstrations import Demo, examples_of
-from recipes.overrides import to_json
 from recipes.progress import Progress
 from recipes.session import CACHE, load_checkpoint, load_tokenizer
 from recipes.trail_systems import System, agent, limits_of, scripted
@@ -35,7 +33,7 @@ from swarm.checkpoint import save
 from swarm.context import ContextPolicy
 from swarm.gather import Job, gather
 from swarm.rl.schedule import LrSchedule
-from swarm.rl.sft import SFTConfig, sft_loss, sft_step, sft_stepper
+from swarm.rl.sft import SFTConfig, sft_loss
 from swarm.rundir import RunDir
 from swarm.seeds import derive
 from swarm.types import Budget, Rollout
@@ -95,41 +93,18 @@ def cold_start_trails() -> TrailStart:
 
 def fit_trails(recipe: TrailStart, out: Path, *, clean: bool = False, console: Console | None = None) -> dict[str, Any]:
     """Records demonstrations, fits the model, saves `OUT/policy`. Returns its losses."""
-    console = console or Console()
-    torch.set_num_threads(recipe.threads or torch.get_num_threads())
-    with RunDir(out, to_json(recipe), clean=clean) as run:
-        if run.done:
-            console.print(f"{out} is done; --clean trains anew.")
-            return json.loads((out / "summary.json").read_text())
-        run.rewind(0)
-        phases = {"demonstrations": 1, "fitting": recipe.steps}
-        with Progress(console, phases, {"demonstrations": 60.0, "fitting": 0.5}) as progress:
-            summary = _fit(recipe, run, progress)
-        (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-        run.finish(summary)
-    console.print(f"{out / 'policy'}: held-out loss {summary['loss']:.4f} nats a token")
-    return summary
+    return fitted(recipe, _fit, out, clean=clean, console=console)
 
 
 def _fit(recipe: TrailStart, run: RunDir, progress: Progress) -> dict[str, Any]:
     began = perf_counter()
-    progress.begin("demonstrations")
     tokenizer, model = load_tokenizer(recipe.start), load_checkpoint(recipe.start)[0]
     rollouts = trio.run(record, recipe, HermesChat(tokenizer, terse_tools=True))
     random.Random(recipe.seed).shuffle(rollouts)
     demos = [Demo(r.trace) for r in rollouts]
     held_out, data = examples_of(demos[:_HELD_OUT]), examples_of(demos[_HELD_OUT:], recipe.observed)
-    stepper, tokens = sft_stepper(model, recipe.sft), 0
-    progress.begin("fitting")
-    for k, chosen in zip(
-        range(recipe.steps), epochs(data.rows.length_S, recipe.step_tokens, recipe.seed), strict=False
-    ):
-        m = sft_step(model, stepper, recipe.sft, data, torch.tensor(chosen))
-        tokens += m.tokens
-        progress.advance("fitting")
-        progress.note(f"loss {m.loss:.4f}")
-        if (k + 1) % 25 == 0:
-            run.log({"phase": "sft", "step": k + 1, **{f"train/{n}": v for n, v in asdict(m).items()}})
+    chosen = map(torch.tensor, epochs(data.rows.length_S, recipe.step_tokens, recipe.seed))
+    tokens = fit_steps(recipe, model, data, chosen, run, progress)
     save(model, tokenizer, run.path / "policy", 0)
     scores = [trail_scores(r.task, r.table)["score"] for r in rollouts]
     return {

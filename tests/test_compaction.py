@@ -15,7 +15,7 @@ from swarm.context import ContextPolicy
 from swarm.engine.scripted import ScriptedEngine
 from swarm.loop import Harness, State, begin, run, step
 from swarm.transcript import Transcript, read
-from swarm.types import Budget, Completion, Rollout, Sampling, Segment, Turn
+from swarm.types import Budget, CheckpointRef, Completion, Rollout, Sampling, Segment, Turn
 from tests.swarm_cases import TASK, call, chat, engine, harness
 
 END = chat().stop[0]
@@ -33,8 +33,8 @@ class Heard:
         self.said.append(await self.inner.generate(ids, sampling))
         return self.said[-1]
 
-    async def load(self, ref: object) -> None:
-        raise NotImplementedError
+    async def load(self, ref: CheckpointRef) -> None:
+        await self.inner.load(ref)
 
 
 def works(t: Transcript) -> Turn:
