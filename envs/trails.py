@@ -4,7 +4,7 @@
               a: Ohio, United States
               b: Utah
               The latest revision wins. Write N/A if a page does not say.
-    gold      ("4,023", "4,227")          one row, a value a trail
+    gold      ("a", "4,023"), ("b", "4,227")      a row a trail, known by its letter
     names     `#0.a` is "Ohio, United States", so that it need not be spelt out to be searched for
 
 The question is short and each trail is too, but all of them together are far longer than a small context:
@@ -213,7 +213,8 @@ def make_task(world: World, shape: Shape, walks: Iterable[Walk], split: Split) -
     names = tuple(walk[0].title for walk in walks)
     starts = [f"{letter}: {name}" for letter, name in zip(letters, names, strict=True)]
     query = "\n".join([f"{QUESTION}{shape.text}", *starts, RULE])
-    gold = (tuple(value(world, walk[-1].url, Column(shape.field)) for walk in walks),)
+    values = [value(world, walk[-1].url, Column(shape.field)) for walk in walks]
+    gold = tuple(zip(letters, values, strict=True))
     meta = {
         "trails": len(walks),
         "links": len(shape.links),
@@ -223,7 +224,9 @@ def make_task(world: World, shape: Shape, walks: Iterable[Walk], split: Split) -
         "split": split,
     }
     digest = stable_hash(query, gold)
-    return Task(f"{DOMAIN}-{digest:016x}", query, shape.text, DOMAIN, letters, gold, keys=0, meta=meta, names=names)
+    return Task(
+        f"{DOMAIN}-{digest:016x}", query, shape.text, DOMAIN, ("trail", shape.field), gold, meta=meta, names=names
+    )
 
 
 def _namesakes_left_out(world: World) -> list[EntityPage]:

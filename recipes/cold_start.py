@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -30,9 +30,9 @@ from recipes.config import SHIPPED, Recipe
 from recipes.demonstrations import DemoMix, drill, examples_of, record
 from recipes.overrides import to_json
 from recipes.progress import Progress
-from recipes.session import CACHE, load_checkpoint, load_tokenizer
+from recipes.session import CACHE, load_checkpoint, load_tokenizer, warn_of_bf16
 from recipes.systems import SYSTEM, Builder
-from recipes.tokenizer import END, PAD, build_tokenizer
+from recipes.tokenizer import END, PAD, build_tokenizer, handle_tokens
 from swarm.chat import HermesChat
 from swarm.checkpoint import save
 from swarm.rl.rows import Rows
@@ -42,6 +42,7 @@ from swarm.rundir import RunDir
 
 _HELD_OUT = 150
 """Traces kept aside to measure the loss on."""
+DEMOS = "demonstrations"
 _DRILLED, _DRILL_TOKENS = 200, 60
 """Handles that drills use, and about how many tokens one has."""
 
@@ -78,7 +79,7 @@ class ColdStart:
     model: ModelConfig = field(default_factory=ModelConfig)
     world: WorldConfig = field(default_factory=lambda: WorldConfig(conflicts=0.1, missing=0.05))
     demos: DemoMix = field(default_factory=DemoMix)
-    sft: SFTConfig = field(default_factory=lambda: SFTConfig(LrSchedule(3e-3, 30, 2400, "cosine", 0.03), bf16=True))
+    sft: SFTConfig = field(default_factory=lambda: SFTConfig(LrSchedule(3e-3, 30, 2400, "cosine", 0.03)))
     threads: int = 0
 
     def __post_init__(self) -> None:
@@ -107,7 +108,7 @@ def cold_start_polish() -> ColdStart:
         drills=0.0,
         world=WorldConfig(conflicts=0.1, missing=0.05, tool_failures=0.01),
         demos=DemoMix(orchestrated=1000, serial=250, single=450, long=70, children=2, long_budget=(40, 128)),
-        sft=SFTConfig(LrSchedule(1e-3, 20, 900, "cosine", 0.03), bf16=True),
+        sft=SFTConfig(LrSchedule(1e-3, 20, 900, "cosine", 0.03)),
     )
 
 
@@ -120,13 +121,18 @@ def cold_start_sloppy() -> ColdStart:
         demos=DemoMix(
             orchestrated=500, serial=250, single=50, long=0, children=1, spawn_share=0.1, junk=0.99, skip=0.75
         ),
-        sft=SFTConfig(LrSchedule(5e-4, 10, 200, "linear", 0.05), bf16=True),
+        sft=SFTConfig(LrSchedule(5e-4, 10, 200, "linear", 0.05)),
     )
 
 
 def fit(recipe: ColdStart, out: Path, *, clean: bool = False, console: Console | None = None) -> dict[str, Any]:
     """Records demonstrations, fits the model, saves `OUT/policy`. Returns its losses."""
     return fitted(recipe, _fit, out, clean=clean, console=console)
+
+
+class Episodes(Protocol):
+    @property
+    def episodes(self) -> int: ...
 
 
 class Fitting(Protocol):
@@ -141,6 +147,9 @@ class Fitting(Protocol):
     @property
     def sft(self) -> SFTConfig: ...
 
+    @property
+    def demos(self) -> Episodes: ...
+
 
 F = TypeVar("F", bound=Fitting)
 
@@ -150,23 +159,25 @@ def fitted(
     fit_in: Callable[[F, RunDir, Progress], dict[str, Any]],
     out: Path,
     *,
+    between: Mapping[str, int] | None = None,
     clean: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
     """A supervised run in the folder `out`: `fit_in` records, fits and saves, and what it returns is kept.
 
-    A run that is done is not run again.
+    `between`: phases of the bar between recording and fitting, and their steps. A run that is done is not run again.
     """
     console = console or Console()
     torch.set_num_threads(recipe.threads or torch.get_num_threads())
+    warn_of_bf16(recipe.sft.bf16, console)
     with RunDir(out, to_json(recipe), clean=clean) as run:
         if run.done:
             console.print(f"{out} is done; --clean trains anew.")
             return json.loads((out / "summary.json").read_text())
         run.rewind(0)
-        phases = {"demonstrations": 1, "fitting": recipe.steps}
-        with Progress(console, phases, {"demonstrations": 60.0, "fitting": 0.4}) as progress:
-            progress.begin("demonstrations")
+        phases = {DEMOS: recipe.demos.episodes, **(between or {}), "fitting": recipe.steps}
+        with Progress(console, phases, {DEMOS: 0.15, "fitting": 0.4}) as progress:
+            progress.begin(DEMOS)
             summary = fit_in(recipe, run, progress)
         (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
         run.finish(summary)
@@ -201,12 +212,11 @@ def _fit(recipe: ColdStart, run: RunDir, progress: Progress) -> dict[str, Any]:
     tasks = TaskSet(world)
     tokenizer, model = _model(recipe, world, tasks)
     builder = Builder(world, HermesChat(tokenizer, terse_tools=True), Recipe())
-    demos = trio.run(record, builder, tasks, recipe.demos, recipe.seed)
+    demos = trio.run(record, builder, tasks, recipe.demos, recipe.seed, lambda _: progress.advance(DEMOS))
     rng = random.Random(recipe.seed)
     rng.shuffle(demos)
     held_out, taught = examples_of(demos[:_HELD_OUT]), demos[_HELD_OUT:]
-    vocabulary = tokenizer.get_vocab()
-    handles = [vocabulary[f"#{k}"] for k in range(_DRILLED)]
+    handles = handle_tokens(tokenizer)[:_DRILLED]
     drills = [drill(rng, handles, len(tokenizer)) for _ in range(int(2 * recipe.drills * len(taught)))]
     data = examples_of([*taught, *drills], recipe.observed)
     tokens = fit_steps(recipe, model, data, batches(data.rows, len(drills), recipe, rng), run, progress)

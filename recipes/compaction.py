@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from envs.trails import TrailConfig, TrailSet
 from envs.world import World, WorldConfig, build_world
 from recipes import trail_episodes
-from recipes.config import Limits, Training
+from recipes.config import SHIPPED, Limits, Training
 from recipes.ppo_run import Kind, Scores, run_ppo
 from recipes.session import CACHE, load_checkpoint, load_tokenizer, roll_out, threads_of
 from recipes.trail_episodes import FILE, TrailEpisode
@@ -36,8 +36,8 @@ from swarm.rl.ppo import PPOConfig
 from swarm.seeds import derive
 from swarm.types import Reward, Rollout, Task
 
-SCOUT = Path("runs/cold_start_trails/policy")
-"""Where `swarm-rl train cold_start_trails` leaves a model that follows trails."""
+SCOUT = SHIPPED.with_name("scout-1m")
+"""The shipped model that follows trails; `swarm-rl train cold_start_trails` makes one."""
 StartSystem = Literal["truncation", "untrained", "full_window"]
 START_SYSTEMS: dict[str, System] = {
     "truncation": "truncation",

@@ -25,7 +25,10 @@ from recipes.compaction_report import report_study, run_folder, start_file
 from recipes.overrides import to_json
 from recipes.progress import Progress
 from recipes.trail_episodes import read
+from swarm.checks import want
 from swarm.rundir import RunDir, read_done
+
+_want = partial(want, "study")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +44,15 @@ class Study:
     forms: tuple[str, ...] = FORMS
 
     def __post_init__(self) -> None:
-        distinct = "one or more, each once"
-        _want("seeds", self.seeds, distinct, bool(self.seeds) and len(set(self.seeds)) == len(self.seeds))
-        _want("seeds", self.seeds, "0 or more each", all(s >= 0 for s in self.seeds))
-        _want("forms", self.forms, distinct, bool(self.forms) and len(set(self.forms)) == len(self.forms))
-        _want("forms", self.forms, f"some of {', '.join(FORMS)}", set(self.forms) <= set(FORMS))
+        for name, those in (("seeds", self.seeds), ("forms", self.forms)):
+            _want(name, those, bool(those) and len(set(those)) == len(those), "one or more, each once")
+        _want("seeds", self.seeds, all(s >= 0 for s in self.seeds), "0 or more each")
+        _want("forms", self.forms, set(self.forms) <= set(FORMS), f"some of {', '.join(FORMS)}")
         usual, form = compaction_run(), self.run.ppo.advantage.form
-        _want("run.seed", self.run.seed, f"{usual.seed}; seeds says which there are", self.run.seed == usual.seed)
-        _want("run.ppo.advantage.form", form, f"{usual.ppo.advantage.form!r}; forms says which there are",
-              form == usual.ppo.advantage.form)  # fmt: skip
-        _want("run.system", self.run.system, "'compaction'", self.run.system == "compaction")
+        _want("run.seed", self.run.seed, self.run.seed == usual.seed, f"{usual.seed}; seeds says which there are")
+        _want("run.ppo.advantage.form", form, form == usual.ppo.advantage.form,
+              f"{usual.ppo.advantage.form!r}; forms says which there are")  # fmt: skip
+        _want("run.system", self.run.system, self.run.system == "compaction", "'compaction'")
 
 
 def compaction() -> Study:
@@ -98,8 +100,3 @@ def _evaluate_all(recipe: Study, out: Path, console: Console) -> None:
         console.print(name, highlight=False)
         with Progress(console, {"evaluation": tasks}) as progress:
             evaluate_start(recipe.run, system, path, partial(progress.advance, "evaluation"))
-
-
-def _want(name: str, value: object, want: str, fine: bool) -> None:
-    if not fine:
-        raise ValueError(f"study: {name} = {value!r}, want {want}")

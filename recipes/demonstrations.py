@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -81,8 +81,10 @@ class Demo:
     slips: frozenset[int] = frozenset()
 
 
-async def record(builder: Builder, tasks: TaskSet, mix: DemoMix, seed: int) -> list[Demo]:
-    """Runs the scripted policies; every trace ends with an answer."""
+async def record(
+    builder: Builder, tasks: TaskSet, mix: DemoMix, seed: int, done: Callable[[Rollout], None] | None = None
+) -> list[Demo]:
+    """Runs the scripted policies; every trace ends with an answer. `done` hears of each episode as it ends."""
     jobs: list[Job] = []
     rng = random.Random(derive(seed, "demos"))
     reader = builder.scripted(slipping(mix.slips, derive(seed, "slips")))
@@ -97,7 +99,7 @@ async def record(builder: Builder, tasks: TaskSet, mix: DemoMix, seed: int) -> l
     jobs += [_job(builder.swarm(reader, reader), t, mix.budget, rng) for t in serial]
     jobs += [_job(builder.single(reader), t, mix.budget, rng) for t in drawn[mix.orchestrated + mix.serial :]]
     jobs += [_job(builder.single(reader), t, mix.long_budget, rng) for t in wide]
-    rollouts = await gather(jobs)
+    rollouts = await gather(jobs, done=done)
     weight = _spawn_weight(mix)
     firsts = [weight] * mix.orchestrated + [1.0] * (len(rollouts) - mix.orchestrated)
     return [d for r, first in zip(rollouts, firsts, strict=True) for d in _demos(r, first, mix.children, slip, rng)]
@@ -112,6 +114,24 @@ def examples_of(demos: Sequence[Demo], observed: float = 0.0) -> Examples:
     weights = [w for d in demos for s in d.trace.segments for w in _weights(s, d, observed)]
     rows = [_all_sampled(s) for s in segments] if observed else segments
     return Examples(rows_of(rows), torch.tensor(weights, dtype=torch.float32))
+
+
+def renumbered(trace: Trace, rng: random.Random, handles: Sequence[int]) -> Trace:
+    """The same trace with other numbers for the documents it shows, in the same order, apart by random steps.
+
+    `handles[k]` is the token of `#k`; `#0`, the question, keeps its number. Where `#13` always stands beside `#12`
+    a small model guesses numbers by counting, and never learns to look them up.
+    """
+    numbers = {token: k for k, token in enumerate(handles) if k}
+    seen = sorted({numbers[i] for s in trace.segments for i in s.ids if i in numbers})
+    spread = rng.randint(len(seen), len(handles) - 1)
+    drawn = sorted(rng.sample(range(1, spread + 1), len(seen)))
+    other = {handles[k]: handles[n] for k, n in zip(seen, drawn, strict=True)}
+    segments = [
+        Segment(tuple(replace(span, ids=tuple(other.get(i, i) for i in span.ids)) for span in s.spans))
+        for s in trace.segments
+    ]
+    return replace(trace, segments=tuple(segments))
 
 
 def drill(rng: random.Random, handles: Sequence[int], vocabulary: int) -> Demo:

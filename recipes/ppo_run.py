@@ -31,7 +31,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from recipes.config import Training
 from recipes.overrides import to_json
 from recipes.progress import Progress
-from recipes.session import load_checkpoint, load_tokenizer, roll_out
+from recipes.session import load_checkpoint, load_tokenizer, roll_out, warn_of_bf16
 from recipes.track import Tracker
 from swarm.checkpoint import save
 from swarm.engine.embedded import EmbeddedEngine
@@ -127,6 +127,7 @@ def run_ppo(
         if run.done:
             console.print(f"{out} is done; --clean trains anew.")
         else:
+            warn_of_bf16(recipe.ppo.bf16, console)
             trio.run(_train, recipe, run, kind, console)
             run.finish(json.loads((out / "summary.json").read_text()))
         return kind.report(out, console)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from envs.accept import accepted
@@ -72,6 +73,13 @@ def threads_of(recipe: Training) -> int:
     """Cores of the engine, and as many of the learner: half of all where the two overlap."""
     threads = recipe.threads or os.cpu_count() or 1
     return threads if recipe.ppo.max_staleness == 0 else max(1, threads // 2)
+
+
+def warn_of_bf16(bf16: bool, console: Console) -> None:
+    """Says so where a processor has no bf16 products of its own: emulated ones are slower than float32, not faster."""
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
+    if bf16 and not native:
+        console.print("[yellow]bf16 is emulated on this processor and slower than float32; want bf16 false[/yellow]")
 
 
 @asynccontextmanager

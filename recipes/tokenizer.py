@@ -119,6 +119,12 @@ def build_tokenizer(texts: Iterable[str], vocab_size: int = 2688) -> PreTrainedT
     return fast
 
 
+def handle_tokens(tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """The token of each handle: the k-th is that of `#k`."""
+    vocabulary = tokenizer.get_vocab()
+    return [vocabulary[f"#{k}"] for k in range(HANDLES)]
+
+
 def _digits() -> Iterator[str]:
     """0 … 9, 00 … 99, 000 … 999: the second group of 4,023 or 204031 may begin with a zero."""
     return (f"{n:0{width}d}" for width in (1, 2, 3) for n in range(10**width))

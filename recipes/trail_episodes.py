@@ -48,7 +48,7 @@ def of(system: str, rollout: Rollout, scores: Mapping[str, float]) -> TrailEpiso
     return TrailEpisode(
         system=system,
         task=rollout.task.id,
-        trails=len(rollout.task.columns),
+        trails=len(rollout.task.gold),
         score=scores["score"],
         success=scores["success"],
         compactions=counts.get("compactions", 0) + counts.get("truncations", 0),

@@ -1,6 +1,6 @@
-"""The verifier of deep-search tasks: the share of trails whose value stands in its place.
+"""The verifier of deep-search tasks: the share of trails whose value stands beside their letter.
 
-Not here: tables of many rows (`rewards.table`).
+Not here: tables of many columns (`rewards.table`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from swarm.types import Table, Task
 
 
 def trail_scores(task: Task, table: Table) -> dict[str, float]:
-    """A `Verifier`: score, the share of right cells, and success (1.0 or 0.0).
+    """A `Verifier`: score, the share of trails whose row is right, and success (1.0 or 0.0).
 
-    The first row is the answer: whatever follows it gains nothing and costs nothing, so a second guess is of no
-    use. Cells are compared place by place in their canonical form (`rewards.table.canonical`). A cell
-    beyond the last trail is a wrong one: 3 right of 4 cells for 3 trails score 0.75.
+    The first row of a letter is its answer: a second guess gains nothing and costs nothing. Values are compared in
+    their canonical form (`rewards.table.canonical`). A row for a letter that no trail has is a wrong one: 3 right
+    of 4 letters for 3 trails score 0.75; so is one that has more than a letter and a value.
     """
-    gold = task.gold[0]
-    row = table[0] if table else ()
-    right = sum(canonical(a) == canonical(b) for a, b in zip(row, gold, strict=False))
-    score = right / max(len(gold), len(row))
+    rows: dict[str, tuple[str, ...]] = {}
+    for letter, *cells in filter(None, table):
+        rows.setdefault(canonical(letter), tuple(map(canonical, cells)))
+    gold = {canonical(letter): (canonical(value),) for letter, value in task.gold}
+    score = sum(rows.get(letter) == value for letter, value in gold.items()) / len(rows.keys() | gold.keys())
     return {"score": score, "success": float(score == 1.0)}

@@ -3,10 +3,12 @@
 What it knows it says, in a form that is short and easy to copy, so that whoever reads the conversation, or
 what is left of it, can go on:
 
-    d #31.b ⏎ search "#0.e"                 d's value is found; e begins
+    d#31.b ⏎ search "#0.e"                  d's value is found; e begins
     e nearest airport | elevation ⏎ access  what is still to be read of e, the page that it opens included
-    a #9.c b N/A c #14.f d #31 elevation    a summary: the values found, then what it will open next and read there
-    | #9.c | N/A | #14.f | #31.b |          the answer, N/A for what it does not know
+    a#9.c ⏎ b N/A ⏎ c#31 elevation          a summary: the values found, then what it will open next and read there
+    |a|#9.c| ⏎ |b|N/A| ⏎ |c|#31.b|          the answer, N/A for what it does not know
+
+A value stands right behind its letter, as nothing else does on any page: a small model looks for just that.
 
 It decides from the conversation's text alone and knows no more than that shows: what neither the summary nor a
 visible turn says is lost to it. Not here: reading tables (`subagents.scripted`).
@@ -26,8 +28,8 @@ from swarm.types import ToolCall, Turn
 SEPARATOR = " | "
 _SHAPE = re.compile(r"^Find all: (.+)$", re.MULTILINE)
 _TRAIL = re.compile(r"^([a-z]): ", re.MULTILINE)
-_FOUND = re.compile(r"\b([a-z]) (#\d+\.[a-zA-Z]|N/A)(?!\S)")
-_STANDS = re.compile(r"\b([a-z]) #(\d+) (.+)$")
+_FOUND = re.compile(r"^([a-z]) ?(#\d+\.[a-zA-Z]|N/A)$", re.MULTILINE)
+_STANDS = re.compile(r"^([a-z])#(\d+) (.+)$", re.MULTILINE)
 _START = re.compile(r"#0\.([a-z])")
 _LABEL = re.compile(r"(?:\[Doc #(\d+)\]|#(\d+)\b)")
 _LIST = re.compile(r" list, \d+ pages$")
@@ -156,23 +158,27 @@ def _next(memory: Memory) -> Turn:
     at = memory.position
     if at is None:
         return Turn(_answer(memory))
-    note = f"{memory.news} {memory.found[memory.news]}" if memory.news else ""
+    note = _said(memory.news, memory.found[memory.news]) if memory.news else ""
     if not at.page:
         return Turn(note, (ToolCall("search", {"query": f"#0.{at.letter}"}),))
     return Turn(f"{at.letter} {SEPARATOR.join(at.rest)}", (ToolCall("access", {"url": f"#{at.page}"}),))
 
 
 def _answer(memory: Memory) -> str:
-    return "| " + " | ".join(memory.found.get(letter, ABSENT) for letter in memory.letters) + " |"
+    return "\n".join(f"|{letter}|{memory.found.get(letter, ABSENT)}|" for letter in memory.letters)
 
 
 def _summary(memory: Memory, style: SummaryStyle, rng: random.Random) -> str:
     kept = {x: ABSENT if rng.random() < style.drop else memory.found[x] for x in memory.letters if x in memory.found}
-    words = [f"{letter} {value}" for letter, value in kept.items()]
+    lines = [_said(letter, value) for letter, value in kept.items()]
     at = memory.position
     if at and at.page and rng.random() >= style.muddle:
-        words.append(f"{at.letter} #{at.page} {SEPARATOR.join(at.rest)}")
-    return " ".join(words)
+        lines.append(f"{at.letter}#{at.page} {SEPARATOR.join(at.rest)}")
+    return "\n".join(lines)
+
+
+def _said(letter: str, value: str) -> str:
+    return f"{letter} {value}" if value == ABSENT else f"{letter}{value}"
 
 
 def _first_hit(result: str) -> int:

@@ -17,9 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
+from swarm.checks import want
 from swarm.types import ChatFormat, ToolSpec
+
+_want = partial(want, "context")
 
 Kind = Literal["none", "truncation", "compaction"]
 AtLimit = Literal["answer", "cut"]
@@ -52,12 +56,12 @@ class ContextPolicy:
     at_limit: AtLimit = "answer"
 
     def __post_init__(self) -> None:
-        _want("kind", self.kind, "none, truncation or compaction", self.kind in ("none", "truncation", "compaction"))
-        _want("threshold", self.threshold, "more than 0 tokens", self.kind == "none" or self.threshold > 0)
-        _want("keep", self.keep, "0 or more", self.keep >= 0)
-        _want("summary_tokens", self.summary_tokens, "1 or more", self.summary_tokens >= 1)
-        _want("limit", self.limit, "0 or more", self.limit >= 0)
-        _want("at_limit", self.at_limit, "answer or cut", self.at_limit in ("answer", "cut"))
+        _want("kind", self.kind, self.kind in ("none", "truncation", "compaction"), "none, truncation or compaction")
+        _want("threshold", self.threshold, self.kind == "none" or self.threshold > 0, "more than 0 tokens")
+        _want("keep", self.keep, self.keep >= 0, "0 or more")
+        _want("summary_tokens", self.summary_tokens, self.summary_tokens >= 1, "1 or more")
+        _want("limit", self.limit, self.limit >= 0, "0 or more")
+        _want("at_limit", self.at_limit, self.at_limit in ("answer", "cut"), "answer or cut")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,8 @@ def check_room(policy: ContextPolicy, window: int, turn_tokens: int) -> None:
     """Raises ValueError if a context below the threshold leaves no room for a turn, or for a summary."""
     turn = max(turn_tokens, policy.summary_tokens if policy.kind == "compaction" else 0)
     fits = policy.kind == "none" or policy.threshold + turn <= window
-    want = f"at most {window - turn}, so that a turn of {turn} tokens fits into {window} (budget: tokens)"
-    _want("threshold", policy.threshold, want, fits)
+    wanted = f"at most {window - turn}, so that a turn of {turn} tokens fits into {window} (budget: tokens)"
+    _want("threshold", policy.threshold, fits, wanted)
 
 
 def note(left: int, ask: Ask = "") -> str:
@@ -140,8 +144,3 @@ def fitting(
 def last_ask(left: int) -> Ask:
     """With one step left the policy answers."""
     return "answer now" if left <= 1 else ""
-
-
-def _want(field: str, value: object, want: str, fine: bool) -> None:
-    if not fine:
-        raise ValueError(f"context: {field} = {value!r}, want {want}")

@@ -1,5 +1,6 @@
 """The cold start: the recipe learns at small scale, and what ships is whole."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from rich.console import Console
 from envs.world import WorldConfig
 from recipes.cold_start import ColdStart, ModelConfig, fit
 from recipes.config import SHIPPED
-from recipes.demonstrations import Demo, DemoMix, examples_of
+from recipes.demonstrations import Demo, DemoMix, examples_of, renumbered
+from recipes.recall import Practice
 from recipes.session import load_checkpoint, load_tokenizer
+from recipes.trail_start import TrailDemos, TrailStart, fit_trails
 from swarm.chat import HermesChat
 from swarm.rl.schedule import LrSchedule
 from swarm.rl.sft import SFTConfig
@@ -35,6 +38,21 @@ def test_the_recipe_learns_at_small_scale(tmp_path: Path):
     assert fit(recipe, tmp_path / "run", console=Console(quiet=True)) == summary
 
 
+@pytest.mark.slow
+def test_the_start_on_trails_records_practises_and_fits(tmp_path: Path):
+    recipe = TrailStart(
+        steps=3,
+        demos=TrailDemos(compaction=40, full_window=20, truncation=4),
+        repeat=Practice(2, rows=8),
+        recall=Practice(2, rows=8, handles=320, pairs=0.5),
+        threads=1,
+    )
+    summary = fit_trails(recipe, tmp_path / "run", console=Console(quiet=True))
+    assert (summary["episodes"], summary["demonstrated_score"] > 0.5) == (4, True)
+    load_checkpoint(tmp_path / "run" / "policy")
+    assert fit_trails(recipe, tmp_path / "run", console=Console(quiet=True)) == summary
+
+
 def test_the_shipped_model_and_its_tokenizer_fit_each_other():
     model, _ = load_checkpoint(SHIPPED)
     tokenizer = load_tokenizer(SHIPPED)
@@ -51,3 +69,19 @@ def test_only_the_deciding_token_of_a_spawning_turn_is_weighed_down():
     every = examples_of([demo], observed=0.5)
     assert every.weight_N.tolist() == [0.5, 1, 1, 0.5, 0.25, 1, 0.5, 1, 1]
     assert torch.equal(every.rows.target_N, torch.tensor([2, 7, 8, 3, 7, 8, 4, 7, 8]))
+
+
+def test_documents_are_renumbered_alike_in_all_segments_and_keep_their_order():
+    handles = list(range(100, 140))  # the token of #k is 100 + k
+    first = Segment((Span("prompt", (7, 100, 101, 102)), Span("sampled", (102, 8), (-0.5, -0.25))))
+    second = Segment((Span("prompt", (104, 101, 7)),), "compaction")
+    trace = Trace("main", (first, second), "answered")
+    seen: set[int] = set()
+    for seed in range(20):
+        a, b = renumbered(trace, random.Random(seed), handles).segments
+        _, question, one, two = a.spans[0].ids
+        assert (a.spans[0].ids[0], question, a.spans[1].ids, a.spans[1].logprobs) == (7, 100, (two, 8), (-0.5, -0.25))
+        assert (b.spans[0].ids[1:], b.opened_by) == ((one, 7), "compaction")
+        assert 101 <= one < two < b.spans[0].ids[0] <= 139
+        seen.add(two - one)
+    assert len(seen) > 5  # steps of many sizes, so that counting does not help

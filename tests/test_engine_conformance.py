@@ -84,7 +84,8 @@ async def together(engine: Engine, prompts: list[list[int]], sampling: list[Samp
 
 
 async def settled(subject: Subject) -> bool:
-    with trio.move_on_after(2):
+    """Whether it becomes idle; the deadline is far beyond what a busy machine needs for the step under way."""
+    with trio.move_on_after(60):
         while not subject.idle():
             await trio.lowlevel.checkpoint()
     return subject.idle()

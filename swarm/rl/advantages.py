@@ -19,12 +19,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from swarm.checks import want
 from swarm.rl.gae import decay_after, first_out_of_order, gae, last_of
+
+_want = partial(want, "advantage")
 
 Form = Literal["chained", "copied", "decayed", "mean", "rloo", "grpo"]
 LamUnit = Literal["token", "turn"]
@@ -86,11 +90,6 @@ class AdvantageConfig:
     def critic(self) -> bool:
         """Whether the form needs values."""
         return self.form in ("chained", "copied", "decayed")
-
-
-def _want(name: str, value: object, right: bool, wanted: str) -> None:
-    if not right:
-        raise ValueError(f"advantage: {name} = {value!r}, want {wanted}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,17 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
 from transformers import Qwen3ForCausalLM
 
+from swarm.checks import want
 from swarm.rl.forward import hidden_states
 from swarm.rl.rows import MicroBatch
+
+_want = partial(want, "critic")
 
 Trunk = Literal["own", "shared"]
 
@@ -55,11 +59,6 @@ class CriticConfig:
                 "layers", self.layers, self.layers is None, "None with trunk = 'shared', whose layers are the policy's"
             )
             _want("epochs", self.epochs, self.epochs == 1, "1 with trunk = 'shared', where the pass is the policy's")
-
-
-def _want(name: str, value: object, right: bool, wanted: str) -> None:
-    if not right:
-        raise ValueError(f"critic: {name} = {value!r}, want {wanted}")
 
 
 class ValueHead(nn.Linear):

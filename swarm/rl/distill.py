@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,10 +26,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen3ForCausalLM
 
+from swarm.checks import want
 from swarm.engine.qwen3 import head_of, weights_of
 from swarm.folders import CheckpointError, read_json
 from swarm.rl.forward import hidden_states
 from swarm.rl.rows import Rows, micro_batches
+
+_want = partial(want, "distill")
 
 Form = Literal["advantage", "full"]
 
@@ -62,11 +66,6 @@ class DistillConfig:
     def __post_init__(self) -> None:
         _want("form", self.form, self.form in ("advantage", "full"), "'advantage' or 'full'")
         _want("coef", self.coef, 0 < self.coef < math.inf, "a finite number above 0")
-
-
-def _want(name: str, value: object, right: bool, wanted: str) -> None:
-    if not right:
-        raise ValueError(f"distill: {name} = {value!r}, want {wanted}")
 
 
 def weights_KR(teachers: Sequence[Teacher], domains_R: Sequence[str]) -> Tensor:

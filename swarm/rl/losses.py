@@ -10,10 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+
+from swarm.checks import want
+
+_want = partial(want, "kl")
 
 _MAX_LOG_RATIO = 20.0  # exp(20) is still finite in float32, with room for a product
 
@@ -62,11 +67,6 @@ class KLConfig:
         _want("where", self.where, self.where in ("loss", "reward"), "'loss' or 'reward'")
         _want("estimator", self.estimator, self.where == "reward" or self.estimator != "k1",
               "'k2' or 'k3' with where = 'loss', where the gradient of k1 has mean zero")  # fmt: skip
-
-
-def _want(name: str, value: object, right: bool, wanted: str) -> None:
-    if not right:
-        raise ValueError(f"kl: {name} = {value!r}, want {wanted}")
 
 
 def kl(estimator: Estimator, logp_N: Tensor, logp_other_N: Tensor) -> Tensor:

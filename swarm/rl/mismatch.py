@@ -15,13 +15,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from swarm.checks import want
 from swarm.rl.losses import k3, log_ratio
 from swarm.rl.surrogate import SurrogateConfig
+
+_want = partial(want, "mismatch")
 
 Kind = Literal["none", "tis", "mis_token", "mis_sequence", "mis_geometric", "icepop"]
 
@@ -71,11 +75,6 @@ class Drift:
     max: float
     kl: float
     outside: float
-
-
-def _want(name: str, value: object, right: bool, wanted: str) -> None:
-    if not right:
-        raise ValueError(f"mismatch: {name} = {value!r}, want {wanted}")
 
 
 def refuse_double(surrogate: SurrogateConfig, mismatch: MismatchConfig, old_logprobs: str) -> None:

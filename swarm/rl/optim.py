@@ -10,10 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+
+from swarm.checks import want
+
+_want = partial(want, "optimizer")
 
 Kind = Literal["adamw", "muon"]
 NewtonSchulz = Literal["jordan", "two_phase"]
@@ -51,11 +56,6 @@ class OptimizerConfig:
         _want("max_grad_norm", self.max_grad_norm, 0 < self.max_grad_norm < math.inf, "a finite number above 0")
         _want("momentum", self.momentum, 0 <= self.momentum < 1, "from 0 to below 1")
         _want("newton_schulz", self.newton_schulz, self.newton_schulz in _COEFFICIENTS, "'jordan' or 'two_phase'")
-
-
-def _want(name: str, value: object, right: bool, wanted: str) -> None:
-    if not right:
-        raise ValueError(f"optimizer: {name} = {value!r}, want {wanted}")
 
 
 def trainable(network: nn.Module | Named) -> list[tuple[str, nn.Parameter]]:

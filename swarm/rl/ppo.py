@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
+from swarm.checks import want
 from swarm.rl.advantages import AdvantageConfig
 from swarm.rl.critic import CriticConfig
 from swarm.rl.distill import DistillConfig
@@ -19,6 +21,8 @@ from swarm.rl.mismatch import DriftConfig, MismatchConfig, refuse_double
 from swarm.rl.optim import OptimizerConfig
 from swarm.rl.schedule import Decay, LrSchedule
 from swarm.rl.surrogate import SurrogateConfig
+
+_want = partial(want, "ppo")
 
 OldLogprobs = Literal["rollout", "recompute"]
 
@@ -86,11 +90,6 @@ class PPOConfig:
     def schedule(self, peak: float) -> LrSchedule:
         """The schedule of a network whose highest rate is `peak`."""
         return LrSchedule(peak, self.lr_warmup, self.lr_steps, self.lr_decay, self.lr_floor)
-
-
-def _want(name: str, value: object, right: bool, wanted: str) -> None:
-    if not right:
-        raise ValueError(f"ppo: {name} = {value!r}, want {wanted}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from swarm.checks import want
 from swarm.rl.losses import log_ratio
+
+_want = partial(want, "surrogate")
 
 Kind = Literal["ppo", "dis", "k2.5", "decoupled"]
 
@@ -63,11 +67,6 @@ class SurrogateConfig:
     def proximal(self) -> bool:
         """Whether it clips against π_old, in A's direction."""
         return self.kind in ("ppo", "decoupled")
-
-
-def _want(name: str, value: object, right: bool, wanted: str) -> None:
-    if not right:
-        raise ValueError(f"surrogate: {name} = {value!r}, want {wanted}")
 
 
 @dataclass(frozen=True, slots=True)
