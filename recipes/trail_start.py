@@ -1,7 +1,8 @@
-"""The cold start on trails: from the shipped reader to a model that follows trails and writes summaries.
+"""The cold start on trails: from the shipped reader to the shipped scout, which follows trails and writes summaries.
 
-Its summaries are of varying quality, as demonstrated: some episodes forget nothing, others now and then a value.
-One model learns all three ways of keeping a context, so that what is compared later starts from one point.
+First comes practice in recall (`recipes.recall`), then demonstrations. Their summaries are of varying quality: some
+episodes forget nothing, others now and then a value. One model learns all three ways of keeping a context, so that what
+is compared later starts from one point.
 Not here: reinforcement (`recipes.compaction`).
 """
 
@@ -86,7 +87,7 @@ class TrailStart:
 
     seed: int = 0
     start: Path = SHIPPED
-    steps: int = 1500
+    steps: int = 1200
     step_tokens: int = 2500
     observed: float = 0.05
     world: WorldConfig = field(default_factory=lambda: WorldConfig(conflicts=0.1, missing=0.05))
@@ -96,7 +97,7 @@ class TrailStart:
     repeat: Practice = field(default_factory=Practice)
     recall: Practice = field(default_factory=lambda: Practice(300, handles=320, pairs=0.5, lr=LrSchedule(2e-3, 20)))
     kept: int = 6
-    sft: SFTConfig = field(default_factory=lambda: SFTConfig(LrSchedule(2e-3, 30, 1500, "cosine", 0.03)))
+    sft: SFTConfig = field(default_factory=lambda: SFTConfig(LrSchedule(2e-3, 30, 1200, "cosine", 0.03)))
     threads: int = 0
 
 
