@@ -145,6 +145,8 @@ def _closed(form: str, minus: Mapping[str, Any]) -> str:
     ours, most = minus[form]["difference"], minus.get("full_window", {}).get("difference", 0.0)
     if most <= 0:
         return ""
+    if ours > most:
+        return f"{_sentence(form)}: above the full window with the weights that training starts from."
     share = f"{100 * ours / most:.0f} %"
     return f"{_sentence(form)}: {share} of the way from untrained compaction to the full window."
 

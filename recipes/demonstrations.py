@@ -128,7 +128,7 @@ def renumbered(trace: Trace, rng: random.Random, handles: Sequence[int]) -> Trac
     drawn = sorted(rng.sample(range(1, spread + 1), len(seen)))
     other = {handles[k]: handles[n] for k, n in zip(seen, drawn, strict=True)}
     segments = [
-        Segment(tuple(replace(span, ids=tuple(other.get(i, i) for i in span.ids)) for span in s.spans))
+        replace(s, spans=tuple(replace(span, ids=tuple(other.get(i, i) for i in span.ids)) for span in s.spans))
         for s in trace.segments
     ]
     return replace(trace, segments=tuple(segments))

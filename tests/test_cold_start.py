@@ -1,6 +1,7 @@
 """The cold start: the recipe learns at small scale, and what ships is whole."""
 
 import random
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from recipes.cold_start import ColdStart, ModelConfig, fit
 from recipes.config import SHIPPED
 from recipes.demonstrations import Demo, DemoMix, examples_of, renumbered
 from recipes.recall import Practice
-from recipes.session import load_checkpoint, load_tokenizer
+from recipes.session import load_checkpoint, load_tokenizer, warn_of_bf16
 from recipes.trail_start import TrailDemos, TrailStart, fit_trails
 from swarm.chat import HermesChat
 from swarm.rl.schedule import LrSchedule
@@ -85,3 +86,14 @@ def test_documents_are_renumbered_alike_in_all_segments_and_keep_their_order():
         assert 101 <= one < two < b.spans[0].ids[0] <= 139
         seen.add(two - one)
     assert len(seen) > 5  # steps of many sizes, so that counting does not help
+
+
+@pytest.mark.parametrize(
+    ("native", "asked", "warned"), [(False, True, True), (True, True, False), (False, False, False)]
+)
+def test_bf16_that_a_processor_emulates_is_warned_of(native: bool, asked: bool, warned: bool, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: native)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    console = Console(file=StringIO())
+    warn_of_bf16(asked, console)
+    assert ("slower than float32" in console.file.getvalue()) == warned

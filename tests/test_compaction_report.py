@@ -252,6 +252,12 @@ def test_the_answer_says_how_much_of_the_gap_is_closed() -> None:
     assert "Trained (chained): 62 % of the way from untrained compaction to the full window." in lines
 
 
+def test_a_trained_system_above_the_full_window_is_said_to_be() -> None:
+    low = [replace(e, score=0.5) if e.system == "full_window" else e for e in start()]
+    lines = answer(build(low, finished()))
+    assert "Trained (chained): above the full window with the weights that training starts from." in lines
+
+
 def test_a_gain_is_told_with_its_seeds_and_intervals() -> None:
     found = {
         "difference": 0.123,

@@ -39,7 +39,7 @@ def test_pairs_ask_for_the_handle_of_a_letter_and_for_nothing_else(seed: int) ->
 
 def test_the_share_of_pairs_and_the_number_of_handles_are_kept() -> None:
     tokenizer = load_tokenizer(SHIPPED)
-    letters = {tokenizer.get_vocab()[letter] for letter in LETTERS}
+    letters = {tokenizer.get_vocab()[letter] for letter in (*LETTERS, "|")}
     made = rows(tokenizer, Practice(handles=12, pairs=0.25), 400, random.Random(0))
     seen = [set(row.trace.segments[0].ids) for row in made]
     assert sum(bool(ids & letters) for ids in seen) / 400 == pytest.approx(0.25, abs=0.07)
