@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -34,6 +35,7 @@ from rewards.trails import trail_scores
 from subagents.trails import SummaryStyle, follow
 from swarm.chat import HermesChat
 from swarm.checkpoint import save
+from swarm.checks import want
 from swarm.context import ContextPolicy
 from swarm.gather import Job, gather
 from swarm.rl.schedule import LrSchedule
@@ -49,10 +51,11 @@ WINDOW = Limits(
     steps=96,
     rewriting=ContextPolicy("compaction", threshold=336, keep=1, summary_tokens=56, limit=64),
 )
-"""A small window: a transcript is four times as long and more."""
+"""A small window: a transcript is on average more than four times as long."""
 TRAILS = TrailConfig(trails=(8, 9), links=(2, 3), repeats=False)
 PRACTICE = "practice"
 _HELD_OUT = 60
+_want = partial(want, "trail start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,12 @@ class TrailStart:
     kept: int = 6
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(LrSchedule(2e-3, 30, 1200, "cosine", 0.03)))
     threads: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "step_tokens"):
+            _want(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
+        _want("observed", self.observed, 0 <= self.observed <= 1, "a share from 0 to 1")
+        _want("kept", self.kept, self.kept >= 0, "0 or more")
 
 
 def cold_start_trails() -> TrailStart:

@@ -54,6 +54,12 @@ def test_the_start_on_trails_records_practises_and_fits(tmp_path: Path):
     assert fit_trails(recipe, tmp_path / "run", console=Console(quiet=True)) == summary
 
 
+@pytest.mark.parametrize(("name", "value"), [("steps", 0), ("step_tokens", 0), ("observed", 1.5), ("kept", -1)])
+def test_a_start_on_trails_out_of_range_is_refused(name: str, value: float):
+    with pytest.raises(ValueError, match=f"trail start: {name} = {value}, want"):
+        TrailStart(**{name: value})
+
+
 def test_the_shipped_model_and_its_tokenizer_fit_each_other():
     model, _ = load_checkpoint(SHIPPED)
     tokenizer = load_tokenizer(SHIPPED)

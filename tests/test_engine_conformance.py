@@ -83,14 +83,6 @@ async def together(engine: Engine, prompts: list[list[int]], sampling: list[Samp
     return [out[k] for k in range(len(prompts))]
 
 
-async def settled(subject: Subject) -> bool:
-    """Whether it becomes idle; the deadline is far beyond what a busy machine needs for the step under way."""
-    with trio.move_on_after(60):
-        while not subject.idle():
-            await trio.lowlevel.checkpoint()
-    return subject.idle()
-
-
 @every_engine
 async def test_a_stop_token_ends_a_completion_and_is_part_of_it(make):
     async with make() as s:
@@ -137,8 +129,10 @@ async def test_a_cancelled_request_leaves_nothing_behind(make):
                 nursery.start_soon(s.engine.generate, [4, k], Sampling(200))
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        assert await settled(s)
-        assert (await s.engine.generate([1, 2, 3], Sampling(9, seed=1))).ids == expected.ids
+        again = await s.engine.generate([1, 2, 3], Sampling(9, seed=1))
+        # Those that were cancelled would have gone on for some 190 tokens more.
+        assert s.idle()
+    assert again.ids == expected.ids
 
 
 @every_engine
@@ -178,7 +172,7 @@ async def test_many_requests_at_once_are_all_answered(make):
     sampling = [Sampling(1 + k % 7, seed=k) for k in range(60)]
     async with make() as s:
         out = await together(s.engine, prompts, sampling)
-        assert await settled(s)
+        assert s.idle()
     assert [len(c.ids) for c in out] == [x.max_tokens for x in sampling]
 
 
