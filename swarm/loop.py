@@ -190,7 +190,6 @@ def _cut(state: State) -> State:
 
 
 def _said(state: State, completion: Completion, prompt_tokens: int) -> State:
-    span = Span("sampled", completion.ids, completion.logprobs, completion.version)
     ledger = replace(
         state.ledger,
         tokens_prompt=state.ledger.tokens_prompt + prompt_tokens,
@@ -198,7 +197,7 @@ def _said(state: State, completion: Completion, prompt_tokens: int) -> State:
         tokens_sampled=state.ledger.tokens_sampled + len(completion.ids),
         seconds_queued=state.ledger.seconds_queued + completion.seconds_queued,
     )
-    return replace(state, segment=state.segment.extended(span), ledger=ledger)
+    return replace(state, segment=state.segment.extended(*completion.spans), ledger=ledger)
 
 
 def _summarized(harness: Harness, state: State, ids: tuple[int, ...], turn: Turn) -> State:

@@ -213,7 +213,9 @@ class Sampling:
 class Completion:
     """What an engine sampled. `ids` ends with the stop token when `finish == "stop"`.
 
-    `logprobs`: nats after temperature. `cached`: how many prompt tokens were not computed again.
+    `logprobs`: nats after temperature. `cached`: how many prompt tokens were not computed again. Where the weights
+    changed under way, `earlier` has the runs before: `((3, 17),)` says that 17 tokens came from version 3 and only
+    the rest from `version`.
     """
 
     ids: tuple[int, ...]
@@ -222,6 +224,22 @@ class Completion:
     finish: Finish
     cached: int = 0
     seconds_queued: float = 0.0
+    earlier: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        counts = [n for _, n in self.earlier]
+        if min(counts, default=1) < 1 or sum(counts) > len(self.ids):
+            raise ValueError(f"completion: earlier = {self.earlier} of {len(self.ids)} ids, want runs of 1 or more")
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """One sampled span a version, in order."""
+        spans: list[Span] = []
+        at = 0
+        for version, n in (*self.earlier, (self.version, len(self.ids) - sum(n for _, n in self.earlier))):
+            spans.append(Span("sampled", self.ids[at : at + n], self.logprobs[at : at + n], version))
+            at += n
+        return tuple(spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +261,21 @@ class Engine(Protocol):
     async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion: ...
 
     async def load(self, ref: CheckpointRef) -> None: ...
+
+
+class ServingEngine(Engine, Protocol):
+    """An engine whose weights a learner replaces, and which can say what it serves."""
+
+    async def update(self, weights: Mapping[str, Any], version: int) -> None:
+        """Takes weights (tensors by the names of the model's state dict); when it returns, they are in use.
+
+        What is being sampled goes on, each token with the version that it came from. Raises EngineError.
+        """
+        ...
+
+    async def checksum(self) -> str:
+        """A sha256 of the weights as they are served: equal as long as they are, in one engine."""
+        ...
 
 
 # --- tools -----------------------------------------------------------------------------
