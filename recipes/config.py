@@ -12,6 +12,7 @@ from typing import Literal
 
 from envs.world import WorldConfig
 from orchestrator.tools import SpawnLimits
+from recipes.placement import EngineKind, Placement, Serving
 from rewards.parl import ParlConfig
 from swarm.context import ContextPolicy
 from swarm.rl.ppo import PPOConfig
@@ -85,7 +86,8 @@ class Training:
     """What every PPO run has: its seed, its length, its optimizer, and where it starts.
 
     An iteration is `episodes` rollouts, `group` of each task. `at_once` bounds the root agents that run
-    together, `threads` the cores (0: all). Every `quick_every` iterations a short evaluation is made.
+    together, `threads` the cores (0: all). Every `quick_every` iterations a short evaluation is made. `engine`,
+    `serving` and `placement` say where it all runs.
     """
 
     seed: int = 0
@@ -98,6 +100,9 @@ class Training:
     threads: int = 0
     checkpoint_every: int = 1
     quick_every: int = 10
+    engine: EngineKind = "embedded"
+    serving: Serving = field(default_factory=Serving)
+    placement: Placement = field(default_factory=Placement)
     wandb: Literal["offline", "online", "disabled"] = "offline"
 
     def __post_init__(self) -> None:
@@ -109,6 +114,8 @@ class Training:
         if not self.ppo.advantage.critic and self.group < 2:
             form = self.ppo.advantage.form
             raise ValueError(f"recipe: group = {self.group} with ppo.advantage.form = {form!r}, want 2 or more")
+        if self.engine == "embedded" and self.serving.dtype != "float32":
+            raise ValueError(f"recipe: serving.dtype = {self.serving.dtype!r} with engine = 'embedded', want 'float32'")
         if self.threads < 0:
             raise ValueError(f"recipe: threads = {self.threads}, want 0 (all cores) or more")
 
