@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+
 import torch
 import trio
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from swarm.checkpoint import save
 from swarm.engine.embedded import EmbeddedEngine
+from swarm.engine.thread import Thread
+from swarm.engine.vllm import Core, VLLMConfig
 
 VOCAB = 40
 
@@ -43,3 +50,17 @@ def compile_kernels() -> None:
             pass
 
     trio.run(enter)
+
+
+_STARTED: list[tuple[Core, Thread]] = []
+
+
+async def started_vllm() -> tuple[Core, Thread]:
+    """vLLM takes seconds to start, and does so once in a process: one core for all tests, each with its own weights."""
+    if not _STARTED:
+        folder = Path(mkdtemp(prefix="swarm-vllm-")) / "m"
+        save(tiny(1, head_dim=32), None, folder, 0)
+        thread = Thread("vllm", 120.0)
+        config = VLLMConfig(max_len=256, cache_bytes=16 << 20)
+        _STARTED.append((await thread.call(partial(Core, folder, config), 300.0), thread))
+    return _STARTED[0]

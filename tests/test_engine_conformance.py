@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from transformers import Qwen3ForCausalLM
 from swarm.checkpoint import save
 from swarm.engine.embedded import EmbeddedEngine
 from swarm.engine.scripted import ScriptedEngine
+from swarm.engine.vllm import serving
 from swarm.types import Completion, Engine, EngineError, Sampling
-from tests.engine_cases import VOCAB, compile_kernels, tiny
+from tests.engine_cases import VOCAB, compile_kernels, started_vllm, tiny
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,18 +28,23 @@ def compiled() -> None:
     compile_kernels()
 
 
+def model(seed: int) -> Qwen3ForCausalLM:
+    """Heads as wide as every engine can."""
+    return tiny(seed, head_dim=32)
+
+
 def broken() -> Qwen3ForCausalLM:
-    model = tiny(0)
+    model_ = model(0)
     with torch.no_grad():
-        model.model.norm.weight.fill_(float("nan"))
-    return model
+        model_.model.norm.weight.fill_(float("nan"))
+    return model_
 
 
 @dataclass(frozen=True)
 class Subject:
     engine: Any
-    break_it: Callable[[], None]
-    mend_it: Callable[[], None]
+    break_it: Callable[[], Awaitable[None]]
+    mend_it: Callable[[], Awaitable[None]]
     idle: Callable[[], bool]
 
 
@@ -49,17 +56,37 @@ async def scripted() -> AsyncIterator[Subject]:
 
     failing: set[int] = set()
     engine = ScriptedEngine(policy, fail_at=failing, delay=0.001, version=3)
-    yield Subject(engine, lambda: failing.update(range(1000)), failing.clear, idle=lambda: engine.pending == 0)
+
+    async def fail() -> None:
+        failing.update(range(1000))
+
+    async def mend() -> None:
+        failing.clear()
+
+    yield Subject(engine, fail, mend, idle=lambda: engine.pending == 0)
 
 
 @asynccontextmanager
 async def embedded(threads: int = 1) -> AsyncIterator[Subject]:
-    async with EmbeddedEngine(tiny(1), version=3, max_len=256, cache_bytes=2 << 20, threads=threads) as engine:
+    async with EmbeddedEngine(model(1), version=3, max_len=256, cache_bytes=4 << 20, threads=threads) as engine:
         yield Subject(
             engine,
-            lambda: engine.set_weights(broken(), 3),
-            lambda: engine.set_weights(tiny(1), 3),
+            partial(engine.update, broken().state_dict(), 3),
+            partial(engine.update, model(1).state_dict(), 3),
             idle=lambda: engine.stats.active == engine.stats.queue == 0,
+        )
+
+
+@asynccontextmanager
+async def vllm() -> AsyncIterator[Subject]:
+    core, thread = await started_vllm()
+    async with serving(core, thread) as engine:
+        await engine.update(model(1).state_dict(), 3)
+        yield Subject(
+            engine,
+            partial(engine.update, broken().state_dict(), 3),
+            partial(engine.update, model(1).state_dict(), 3),
+            idle=lambda: engine.running == 0,
         )
 
 
@@ -67,8 +94,16 @@ ENGINES = [
     pytest.param(scripted, id="scripted"),
     pytest.param(embedded, id="embedded"),
     pytest.param(lambda: embedded(threads=2), id="embedded-2-threads"),
+    pytest.param(vllm, id="vllm", marks=pytest.mark.slow),
 ]
 every_engine = pytest.mark.parametrize("make", ENGINES)
+
+
+def log_policy(of: Qwen3ForCausalLM, prompt: list[int], said: Sequence[int]) -> list[float]:
+    """What the model itself gives the tokens."""
+    with torch.no_grad():
+        logp = of(torch.tensor([[*prompt, *said]])).logits[0].log_softmax(-1)
+    return [logp[len(prompt) - 1 + k, i].item() for k, i in enumerate(said)]
 
 
 async def together(engine: Engine, prompts: list[list[int]], sampling: list[Sampling]) -> list[Completion]:
@@ -137,7 +172,7 @@ async def test_a_cancelled_request_leaves_nothing_behind(make):
 
 @every_engine
 async def test_the_version_of_the_weights_is_reported(make, tmp_path):
-    ref = save(tiny(2), None, tmp_path / "m", version=8)
+    ref = save(model(2), None, tmp_path / "m", version=8)
     async with make() as s:
         before = await s.engine.generate([1, 2], Sampling(2))
         await s.engine.load(ref)
@@ -156,11 +191,11 @@ async def test_an_error_reaches_every_waiter_and_the_engine_goes_on(make):
             errors.append(str(error))
 
     async with make() as s:
-        s.break_it()
+        await s.break_it()
         async with trio.open_nursery() as nursery:
             for k in range(6):
                 nursery.start_soon(one, s.engine, k)
-        s.mend_it()
+        await s.mend_it()
         assert len(errors) == 6
         assert all(errors)
         assert len((await s.engine.generate([1], Sampling(4))).ids) == 4
@@ -189,11 +224,14 @@ async def test_what_is_kept_between_turns_changes_nothing(make):
 
 
 @pytest.mark.slow
-async def test_loading_a_checkpoint_changes_what_the_embedded_engine_says(tmp_path: Path):
-    ref = save(tiny(2), None, tmp_path / "m", version=8)
-    async with embedded() as s, EmbeddedEngine(tiny(2), max_len=256, cache_bytes=2 << 20) as other:
+@pytest.mark.parametrize("make", ENGINES[1:])
+async def test_loading_a_checkpoint_changes_what_an_engine_says(make, tmp_path: Path):
+    ref = save(model(2), None, tmp_path / "m", version=8)
+    async with make() as s, EmbeddedEngine(model(2), max_len=256, cache_bytes=2 << 20) as other:
         before = await s.engine.generate([1, 2, 3], Sampling(20, seed=1))
         await s.engine.load(ref)
         after = await s.engine.generate([1, 2, 3], Sampling(20, seed=1))
         assert after.ids != before.ids
-        assert after.ids == (await other.generate([1, 2, 3], Sampling(20, seed=1))).ids
+        if isinstance(s.engine, EmbeddedEngine):  # seeds are an engine's own
+            assert after.ids == (await other.generate([1, 2, 3], Sampling(20, seed=1))).ids
+        assert after.logprobs == pytest.approx(log_policy(model(2), [1, 2, 3], after.ids), abs=1e-4)

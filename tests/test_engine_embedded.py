@@ -101,7 +101,8 @@ async def test_weights_pushed_while_requests_run_are_used_by_the_next_ones_only(
             nursery.start_soon(one)
             while not engine.stats.sampled:
                 await trio.lowlevel.checkpoint()
-            engine.set_weights(tiny(1), 2)
+            nursery.start_soon(engine.update, tiny(1).state_dict(), 2)
+            await trio.lowlevel.checkpoint()
             nursery.start_soon(one)
     async with EmbeddedEngine(tiny(0), max_len=256, cache_bytes=SMALL) as old:
         before = await old.generate([1, 2], Sampling(40, seed=4))
@@ -113,7 +114,7 @@ async def test_weights_pushed_while_requests_run_are_used_by_the_next_ones_only(
 async def test_weights_are_copied_when_they_are_pushed():
     model = tiny(1)
     async with EmbeddedEngine(tiny(0), max_len=256, cache_bytes=SMALL) as engine:
-        engine.set_weights(model, 1)
+        await engine.update(model.state_dict(), 1)
         expected = await engine.generate([1, 2], Sampling(20))
         with torch.no_grad():
             model.model.embed_tokens.weight.zero_()
@@ -122,8 +123,8 @@ async def test_weights_are_copied_when_they_are_pushed():
 
 async def test_weights_of_another_shape_are_refused():
     async with EmbeddedEngine(tiny(), max_len=256, cache_bytes=SMALL) as engine:
-        with pytest.raises(ValueError, match="new weights have"):
-            engine.set_weights(tiny(heads=2), 1)
+        with pytest.raises(ValueError, match="new weights: .* want"):
+            await engine.update(tiny(heads=2).state_dict(), 1)
 
 
 async def test_requests_wait_for_room_and_are_all_served_when_memory_is_short():

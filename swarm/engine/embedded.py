@@ -31,8 +31,9 @@ from transformers import Qwen3ForCausalLM
 from swarm.checkpoint import load_model
 from swarm.engine import kernels
 from swarm.engine.kv import BlockTree, Chain, Ids
-from swarm.engine.qwen3 import shape_of, weights_of
-from swarm.engine.ragged import Floats, FusedWeights, Stepper, block_bytes, empty_cache, fuse, rows_of
+from swarm.engine.qwen3 import Weights, shape_of, weights_of
+from swarm.engine.ragged import Floats, FusedWeights, Stepper, block_bytes, digest, empty_cache, fuse, rows_of
+from swarm.engine.serving import Limits, check_request
 from swarm.engine.vector import LANES
 from swarm.types import CheckpointRef, Completion, EngineError, Finish, Sampling
 
@@ -103,7 +104,9 @@ class EmbeddedEngine:
         self._cache = empty_cache(self.shape, blocks)
         self._steppers = [Stepper(self.shape, chunk) for _ in range(threads)]
         self._pool = ThreadPoolExecutor(max(threads - 1, 1), "engine", torch.set_num_threads, (1,))
-        self._weights = fuse(weights_of(model), self.shape, max_len)
+        weights = weights_of(model)
+        self._shapes = {name: tuple(w.shape) for name, w in weights.items()}
+        self._weights = fuse(weights, self.shape, max_len)
         self._next: tuple[FusedWeights, int] | None = None
         self._swapped = trio.Event()
         self._wake = trio.Event()
@@ -164,23 +167,32 @@ class EmbeddedEngine:
         Raises CheckpointError for a folder that is missing, corrupt or foreign, ValueError for another shape.
         """
         model = await trio.to_thread.run_sync(load_model, ref)
-        self.set_weights(model, ref.version)
-        await self._swapped.wait()
+        await self.update(model.state_dict(), ref.version)
 
-    def set_weights(self, model: Qwen3ForCausalLM, version: int) -> None:
-        """Copies a module's weights now; they are used once the requests under way are done.
+    async def update(self, weights: Weights, version: int) -> None:
+        """Copies weights of the same shape now; returns when they are in use, the requests under way being done.
 
-        What was cached is forgotten. Raises ValueError when the shape differs.
+        What was cached is forgotten. Raises ValueError when names or shapes differ.
         """
-        shape = shape_of(model.config)
-        if shape != self.shape:
-            raise ValueError(f"new weights have {shape}, want {self.shape}")
+        self._check(weights)
         if self._next is None:
             self._swapped = trio.Event()
-        self._next = fuse(weights_of(model), shape, self.max_len), version
+        swapped = self._swapped
+        self._next = fuse(weights, self.shape, self.max_len), version
         if not self._active:
             self._swap()
         self._wake.set()
+        await swapped.wait()
+
+    async def checksum(self) -> str:
+        """sha256 of the weights as they are laid out for serving."""
+        return await trio.to_thread.run_sync(digest, self._weights)
+
+    def _check(self, weights: Weights) -> None:
+        for name, shape in self._shapes.items():
+            seen = tuple(weights[name].shape) if name in weights else "missing"
+            if seen != shape:
+                raise ValueError(f"new weights: {name} {seen}, want {shape}")
 
     def _warm_up(self) -> None:
         rows = rows_of([[0, 0]], [0], [[0]])
@@ -190,12 +202,7 @@ class EmbeddedEngine:
         kernels.sampled(logits_SV, one, one, one.astype(np.uint64), one.astype(np.uint64))
 
     def _request(self, ids: Sequence[int], sampling: Sampling) -> _Request:
-        if not 0 < len(ids) < self.max_len:
-            raise ValueError(f"prompt of {len(ids)} tokens, want 1 to {self.max_len - 1} (max_len = {self.max_len})")
-        if min(ids) < 0 or max(ids) >= self.shape.vocab:
-            raise ValueError(f"prompt ids span {min(ids)} to {max(ids)}, want 0 to {self.shape.vocab - 1}")
-        if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
-            raise ValueError(f"{sampling}: want max_tokens >= 1, temperature >= 0, 0 < top_p <= 1")
+        check_request(ids, sampling, Limits(self.max_len, self.shape.vocab))
         limit = min(len(ids) + sampling.max_tokens, self.max_len)
         room = self._tree.count * self._tree.size
         if limit > room:

@@ -11,9 +11,10 @@ Axes: N rows, S sequences, B blocks of a sequence, M hidden, F ffn, V vocabulary
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -78,6 +79,16 @@ def fuse(weights: Weights, shape: Shape, max_len: int) -> FusedWeights:
         cos=cos_PD.numpy(),
         sin=sin_PD.numpy(),
     )
+
+
+def digest(weights: FusedWeights) -> str:
+    """sha256 of all weights as they are laid out here; rotary tables are no weights."""
+    sha = hashlib.sha256()
+    layers = (getattr(layer, f.name) for layer in weights.layers for f in fields(layer))
+    for x in (weights.embed, weights.norm, weights.head, *layers):
+        array = x.contiguous().numpy() if isinstance(x, Tensor) else x
+        sha.update(np.ascontiguousarray(array).data)
+    return sha.hexdigest()
 
 
 def empty_cache(shape: Shape, blocks: int) -> Floats:
