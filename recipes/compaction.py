@@ -16,25 +16,25 @@ from typing import Any, Literal
 import torch
 import trio
 from rich.console import Console
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from envs.trails import TrailConfig, TrailSet
 from envs.world import World, WorldConfig, build_world
 from recipes import trail_episodes
 from recipes.config import SHIPPED, Limits, Training
+from recipes.engines import open_engines
 from recipes.ppo_run import Kind, Scores, run_ppo
-from recipes.session import CACHE, load_checkpoint, load_tokenizer, roll_out, threads_of
+from recipes.session import CACHE, load_tokenizer, roll_out, threads_of
 from recipes.trail_episodes import FILE, TrailEpisode
 from recipes.trail_start import TRAILS, WINDOW
 from recipes.trail_systems import FULL, System, agent, limits_of
 from rewards.trails import trail_scores
 from swarm.chat import HermesChat
-from swarm.engine.embedded import EmbeddedEngine
 from swarm.loop import Harness
 from swarm.rl.advantages import AdvantageConfig
 from swarm.rl.ppo import PPOConfig
 from swarm.seeds import derive
-from swarm.types import Reward, Rollout, Task
+from swarm.types import Reward, Rollout, ServingEngine, Task
 
 SCOUT = SHIPPED.with_name("scout-1m")
 """The shipped model that follows trails; `swarm-rl train cold_start_trails` makes one."""
@@ -103,7 +103,7 @@ class TrailJob:
     world: World
     tasks: TrailSet
     chat: HermesChat
-    engine: EmbeddedEngine
+    engine: ServingEngine
 
     def draw(self, iteration: int) -> tuple[list[Task], list[int]]:
         recipe = self.recipe
@@ -137,6 +137,9 @@ class TrailJob:
             return
         name = self.recipe.ppo.advantage.form if self.recipe.system == "compaction" else self.recipe.system
         trail_episodes.write(run / FILE, await self._evaluated(self.harness(), name, tasks, advance))
+
+    async def check_frozen(self) -> None:
+        """There is nothing frozen here."""
 
     def summary(self, step: int) -> dict[str, Any]:
         return {"system": self.recipe.system, "form": self.recipe.ppo.advantage.form}
@@ -176,14 +179,12 @@ def trail_metrics(rollouts: Sequence[Rollout], scored: Sequence[dict[str, float]
 
 
 @asynccontextmanager
-async def _open(
-    recipe: Compaction, policy: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast
-) -> AsyncGenerator[TrailJob]:
+async def _open(recipe: Compaction, tokenizer: PreTrainedTokenizerFast) -> AsyncGenerator[TrailJob]:
     threads = threads_of(recipe)
     torch.set_num_threads(threads)
     world = build_world(recipe.world, CACHE)
     tasks = TrailSet(world, recipe.trails)
-    async with EmbeddedEngine(policy, max_len=FULL, threads=threads, cache_bytes=1 << 30) as engine:
+    async with open_engines(recipe, (recipe.start,), FULL, threads) as (engine,):
         yield TrailJob(recipe, world, tasks, HermesChat(tokenizer, terse_tools=True), engine)
 
 
@@ -215,7 +216,6 @@ def evaluate_start(
 
 
 async def _evaluate_start(recipe: Compaction, name: str, done: Callable[[int], None]) -> list[TrailEpisode]:
-    policy, _ = load_checkpoint(recipe.start)
-    async with _open(recipe, policy, load_tokenizer(recipe.start)) as job:
+    async with _open(recipe, load_tokenizer(recipe.start)) as job:
         tasks = job.tasks.draw("heldout", recipe.evaluation.tasks, _SEED)
         return await job._evaluated(job.harness(), name, tasks, done)

@@ -25,9 +25,10 @@ from recipes import episodes
 from recipes.config import Recipe
 from recipes.episodes import Episode
 from recipes.overrides import from_json
-from recipes.session import Session, load_checkpoint, load_tokenizer, roll_out, session
+from recipes.session import Session, load_tokenizer, roll_out, session
 from rewards.parl import spawning
 from rewards.table import table_scores
+from swarm.checkpoint import ref_of
 from swarm.folders import CheckpointError
 from swarm.loop import Harness
 from swarm.seeds import derive
@@ -71,7 +72,7 @@ async def closing(
         if (block.system, block.budget, block.sweep) in whole:
             skip(len(block.tasks))
             continue
-        harness = _harness(s, block.system, s.recipe.start, run / "policy")
+        harness = await _harness(s, block.system, s.recipe.start, run / "policy")
         episodes.append(path, await _block(s, harness, block, advance))
 
 
@@ -113,13 +114,12 @@ async def _block(s: Session, harness: Harness, block: Block, advance: Callable[[
     ]
 
 
-def _harness(s: Session, system: str, start: Path, policy: Path) -> Harness:
+async def _harness(s: Session, system: str, start: Path, policy: Path) -> Harness:
     """The system, its weights in the engine."""
     if system in ("floor", "ceiling"):
         return s.builder.floor() if system == "floor" else s.builder.ceiling()
     folder = policy if system == "swarm" or not s.recipe.spawn else start
-    model, _ = load_checkpoint(folder)
-    s.engine.set_weights(model, 0)
+    await s.engine.load(await trio.to_thread.run_sync(ref_of, folder))
     return s.builder.single(s.engine) if system == "single_agent" else s.builder.swarm(s.engine, s.frozen)
 
 
@@ -162,13 +162,11 @@ def read_recipe(run: Path) -> Recipe:
 async def _eval(
     recipe: Recipe, run: Path, systems: tuple[str, ...], task_seed: int, done: Callable[[int], None]
 ) -> list[Episode]:
-    policy, _ = load_checkpoint(run / "policy")
-    subagent, _ = load_checkpoint(recipe.subagent)
     ev = recipe.evaluation
     found: list[Episode] = []
-    async with session(recipe, policy, subagent, load_tokenizer(run / "policy")) as s:
+    async with session(recipe, load_tokenizer(run / "policy")) as s:
         tasks = s.tasks.draw("heldout", ev.tasks, task_seed, rows=ev.rows)
         for system in systems:
-            harness = _harness(s, system, recipe.start, run / "policy")
+            harness = await _harness(s, system, recipe.start, run / "policy")
             found += await _block(s, harness, Block(system, ev.budget, False, tasks), done)
     return found

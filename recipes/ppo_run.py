@@ -26,7 +26,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import trio
 from rich.console import Console
 from rich.markup import escape
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from recipes.config import Training
 from recipes.overrides import to_json
@@ -34,7 +34,7 @@ from recipes.progress import Progress
 from recipes.session import load_checkpoint, load_tokenizer, roll_out, warn_of_bf16
 from recipes.track import Tracker
 from swarm.checkpoint import save
-from swarm.engine.embedded import EmbeddedEngine
+from swarm.engine.probe import verify
 from swarm.loop import Harness
 from swarm.records import write as write_records
 from swarm.rl.batch import collect
@@ -45,7 +45,7 @@ from swarm.rl.signals import Frozen
 from swarm.rundir import RunDir
 from swarm.seeds import derive
 from swarm.states import latest, load_state, save_state
-from swarm.types import Rollout, Task
+from swarm.types import Rollout, ServingEngine, Task
 
 R = TypeVar("R", bound=Training)
 Scores = dict[str, float]
@@ -55,7 +55,7 @@ class Job(Protocol):
     """The work: which tasks, how they are run, what they are worth, and how the policy is evaluated."""
 
     @property
-    def engine(self) -> EmbeddedEngine:
+    def engine(self) -> ServingEngine:
         """The engine of the policy that is trained."""
         ...
 
@@ -77,8 +77,12 @@ class Job(Protocol):
         """The evaluation after training, `run/policy` being the trained weights; into files of the run folder."""
         ...
 
+    async def check_frozen(self) -> None:
+        """Raises RuntimeError where an engine no longer serves the frozen weights that it began with."""
+        ...
+
     def summary(self, step: int) -> dict[str, Any]:
-        """What else the run's summary.json says. Raises RuntimeError where something frozen has changed."""
+        """What else the run's summary.json says."""
         ...
 
 
@@ -86,7 +90,7 @@ class Job(Protocol):
 class Kind(Generic[R]):
     """A kind of run: how its job is opened, how many episodes its closing evaluation has, how its report is made."""
 
-    open: Callable[[R, Qwen3ForCausalLM, PreTrainedTokenizerFast], AbstractAsyncContextManager[Job]]
+    open: Callable[[R, PreTrainedTokenizerFast], AbstractAsyncContextManager[Job]]
     evaluations: Callable[[R], int]
     report: Callable[[Path, Console], dict[str, Any]]
 
@@ -147,8 +151,8 @@ async def _train(recipe: R, run: RunDir, kind: Kind[R], console: Console) -> Non
         Tracker(run.path, recipe.wandb, to_json(recipe), console) as tracker,
     ):
         progress.begin("start")
-        async with kind.open(recipe, policy, tokenizer) as job:
-            job.engine.set_weights(policy, learner.updates)
+        async with kind.open(recipe, tokenizer) as job:
+            await _publish(recipe, job.engine, learner)
             progress.begin("ppo")
             progress.skip("ppo", at * recipe.episodes)
             slots = trio.Semaphore(1 + recipe.ppo.max_staleness)
@@ -222,7 +226,10 @@ async def _learn(parts: _Run[R], k: int, collected: _Collected) -> dict[str, Any
     batch = collect(collected.rollouts, learner.config.truncated, learner.oldest)
     # In a thread of its own: the collector goes on meanwhile, if it may.
     update = await trio.to_thread.run_sync(learner.update, batch)
-    parts.job.engine.set_weights(learner.policy, learner.updates)
+    learned = perf_counter()
+    drift = await _publish(parts.recipe, parts.job.engine, learner)
+    published = perf_counter()
+    await parts.job.check_frozen()
     records = parts.run.path / "rollouts" / f"iteration_{k + 1:04d}.rollouts"
     records.unlink(missing_ok=True)
     write_records(records, collected.rollouts)
@@ -237,8 +244,17 @@ async def _learn(parts: _Run[R], k: int, collected: _Collected) -> dict[str, Any
         **collected.scores,
         **_train_metrics(update),
         "time/rollout": collected.seconds,
-        "time/train": perf_counter() - began,
+        "serving/probe_drift": drift,
+        "time/train": learned - began,
+        "time/publish": published - learned,
     }
+
+
+async def _publish(recipe: Training, engine: ServingEngine, learner: Learner) -> float:
+    """The learner's weights to the engine, and how far, in nats, what it then says is from the learner."""
+    policy, version = learner.policy, learner.updates
+    await engine.update(policy.state_dict(), version)
+    return await verify(engine, policy, policy.config.vocab_size, version, recipe.serving.probe_bound)
 
 
 def _train_metrics(m: Metrics) -> dict[str, float]:

@@ -16,16 +16,16 @@ from envs.accept import accepted
 from envs.tasks import TaskSet
 from envs.world import World, WorldConfig, build_world
 from recipes.config import Recipe, Training
+from recipes.engines import open_engines
 from recipes.systems import Builder
 from rewards.table import table_scores
 from swarm.chat import HermesChat
 from swarm.checkpoint import load_model, ref_of
-from swarm.engine.embedded import EmbeddedEngine
 from swarm.folders import CheckpointError
 from swarm.gather import Job, gather
 from swarm.loop import Harness
 from swarm.seeds import derive
-from swarm.types import Budget, Rollout, Task
+from swarm.types import Budget, Rollout, ServingEngine, Task
 
 CACHE = Path(".cache")
 """Where extracted facts are kept between runs, below the working folder."""
@@ -39,8 +39,8 @@ class Session:
     world: World
     tasks: TaskSet
     builder: Builder
-    engine: EmbeddedEngine
-    frozen: EmbeddedEngine
+    engine: ServingEngine
+    frozen: ServingEngine
     threads: int
 
     def harness(self) -> Harness:
@@ -83,19 +83,14 @@ def warn_of_bf16(bf16: bool, console: Console) -> None:
 
 
 @asynccontextmanager
-async def session(
-    recipe: Recipe, policy: Qwen3ForCausalLM, subagent: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast
-) -> AsyncGenerator[Session]:
-    """Opens the world and starts the engines; everything is stopped at the end."""
+async def session(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> AsyncGenerator[Session]:
+    """Opens the world and starts the engines, with the weights that training starts from and the subagents'."""
     threads = threads_of(recipe)
     torch.set_num_threads(threads)
     world, tasks = open_world(recipe.world)
     builder = Builder(world, HermesChat(tokenizer, terse_tools=True), recipe)
     limit = max(recipe.main.context, recipe.child.context)
-    async with (
-        EmbeddedEngine(policy, max_len=limit, threads=threads, cache_bytes=1 << 30) as engine,
-        EmbeddedEngine(subagent, max_len=limit, threads=threads, cache_bytes=1 << 30) as frozen,
-    ):
+    async with open_engines(recipe, (recipe.start, recipe.subagent), limit, threads) as (engine, frozen):
         yield Session(recipe, world, tasks, builder, engine, frozen, threads)
 
 

@@ -16,20 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast
 
 from recipes.config import Recipe
 from recipes.evaluate import Block, blocks_of, closing, episodes_of, quick
 from recipes.ppo_run import Kind, Scores, run_ppo
 from recipes.report import print_table, write_report
-from recipes.session import Session, load_checkpoint, session
+from recipes.session import Session, session
 from rewards.parl import Spawning, parl, spawning
 from rewards.table import table_scores
-from swarm.checkpoint import weights_sha256
-from swarm.engine.embedded import EmbeddedEngine
 from swarm.loop import Harness
 from swarm.seeds import derive
-from swarm.types import Rollout, Task
+from swarm.types import Rollout, ServingEngine, Task
 
 
 def train(recipe: Recipe, out: Path, *, clean: bool = False, console: Console | None = None) -> dict[str, Any]:
@@ -39,15 +37,15 @@ def train(recipe: Recipe, out: Path, *, clean: bool = False, console: Console | 
 
 @dataclass(frozen=True, slots=True)
 class TableJob:
-    """A `Job` on tables, with or without subagents. `frozen_sha256` is that of the subagents at the start."""
+    """A `Job` on tables, with or without subagents. `frozen_sha256` is of the subagents' weights as they were served
+    at the start."""
 
     session: Session
-    subagent: Qwen3ForCausalLM
     frozen_sha256: str
     blocks: Sequence[Block]
 
     @property
-    def engine(self) -> EmbeddedEngine:
+    def engine(self) -> ServingEngine:
         return self.session.engine
 
     def draw(self, iteration: int) -> tuple[list[Task], list[int]]:
@@ -80,23 +78,25 @@ class TableJob:
     async def closing(self, run: Path, advance: Callable[[int], None], skip: Callable[[int], None]) -> None:
         await closing(self.session, run, self.blocks, advance, skip)
 
+    async def check_frozen(self) -> None:
+        served = await self.session.frozen.checksum()
+        if served != self.frozen_sha256:
+            seen = f"sha256 {self.frozen_sha256[:12]} before, {served[:12]} now"
+            raise RuntimeError(f"the frozen subagent changed: {seen}")
+
     def summary(self, step: int) -> dict[str, Any]:
-        recipe, before, after = self.session.recipe, self.frozen_sha256, weights_sha256(self.subagent)
-        if after != before:
-            raise RuntimeError(f"the frozen subagent changed: sha256 {before[:12]} before, {after[:12]} after")
+        recipe = self.session.recipe
         return {
             "lambda_final": list(recipe.parl.lambdas(step)) if recipe.spawn else [0.0, 0.0],
-            "frozen_sha256": {"before": before, "after": after},
+            # Checked against what is served after every iteration, the last one included.
+            "frozen_sha256": {"before": self.frozen_sha256, "after": self.frozen_sha256},
         }
 
 
 @asynccontextmanager
-async def _open(
-    recipe: Recipe, policy: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast
-) -> AsyncGenerator[TableJob]:
-    subagent, sha = load_checkpoint(recipe.subagent)
-    async with session(recipe, policy, subagent, tokenizer) as s:
-        yield TableJob(s, subagent, sha, blocks_of(s))
+async def _open(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> AsyncGenerator[TableJob]:
+    async with session(recipe, tokenizer) as s:
+        yield TableJob(s, await s.frozen.checksum(), blocks_of(s))
 
 
 def _report(out: Path, console: Console) -> dict[str, Any]:

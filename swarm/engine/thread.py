@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import trio
 
@@ -35,10 +36,8 @@ class _Call(Generic[T]):
             self.result = self.work()
         except BaseException as e:  # handed over whole to the task that waits, which raises it
             self.error = e
-        try:
+        with suppress(trio.RunFinishedError):  # nobody waits any more
             self.token.run_sync_soon(self.done.set)
-        except trio.RunFinishedError:
-            pass  # nobody waits any more
 
 
 class Thread:
@@ -47,7 +46,7 @@ class Thread:
     def __init__(self, name: str, seconds: float) -> None:
         self.name, self.seconds = name, seconds
         self.lost = ""
-        self._calls: SimpleQueue[_Call[object] | None] = SimpleQueue()
+        self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
         # A daemon: one that hangs must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

