@@ -1,0 +1,203 @@
+"""What goes wrong, without a word, when a running vLLM gets new weights; and what is done about each of these.
+
+Each remedy is taken away once, to see that the check would tell.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import torch
+import trio
+import trio.testing
+from transformers import Qwen3ForCausalLM
+
+from swarm.engine.probe import log_probabilities, verify
+from swarm.engine.serving import Serving
+from swarm.engine.thread import Thread
+from swarm.engine.vllm import Core, serving
+from swarm.types import Completion, EngineError, Sampling
+from tests.engine_cases import VOCAB, started_vllm, tiny
+
+pytestmark = pytest.mark.slow
+PROMPT = [k * 7 % VOCAB for k in range(70)]
+
+
+def model(seed: int, *, tied: bool = True) -> Qwen3ForCausalLM:
+    return tiny(seed, head_dim=32, tied=tied)
+
+
+def off(of: Qwen3ForCausalLM, prompt: Sequence[int], ids: Sequence[int], logprobs: Sequence[float]) -> float:
+    """The largest difference in nats."""
+    return max(abs(a - b) for a, b in zip(log_probabilities(of, prompt, ids), logprobs, strict=True))
+
+
+@asynccontextmanager
+async def engine(without: str = "") -> AsyncIterator[Serving]:
+    """vLLM with the weights of `model(1)`, version 1, one of the remedies left out later."""
+    core, thread = await started_vllm()
+    async with serving(_Without(core, without) if without else core, thread) as e:
+        await e.update(model(1).state_dict(), 1)
+        yield e
+
+
+class _Without(Core):
+    """A core whose replacement of weights leaves a remedy out."""
+
+    def __init__(self, core: Core, without: str) -> None:
+        self.__dict__ |= core.__dict__
+        self._client = _Client(core._client, without)
+
+
+class _Client:
+    def __init__(self, client: Any, without: str) -> None:
+        self._inner, self._without = client, without
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def collective_rpc(self, method: str, **more: Any) -> Any:
+        return [0] if method == self._without else self._inner.collective_rpc(method, **more)
+
+    def reset_prefix_cache(self) -> bool:
+        return True if self._without == "reset" else self._inner.reset_prefix_cache()
+
+
+async def test_after_an_update_the_engine_says_what_the_new_model_would():
+    async with engine() as e:
+        for seed in (2, 3):
+            await e.update(model(seed).state_dict(), seed)
+            c = await e.generate(PROMPT, Sampling(20, seed=5))
+            assert c.version == seed
+            assert off(model(seed), PROMPT, c.ids, c.logprobs) < 1e-4
+
+
+@pytest.mark.parametrize(("without", "least"), [("swarm_pack", 0.1), ("reset", 0.1)])
+async def test_a_stale_head_or_stale_keys_are_noticed_after_the_update_and_named(without: str, least: float):
+    async with engine(without) as e:
+        await e.generate(PROMPT, Sampling(2))
+        # The probe's own prompt has been asked before, as in a run, so that what was kept of it is used.
+        await verify(e, model(1), VOCAB, 1, bound=100.0)
+        await e.update(model(2).state_dict(), 2)
+        with pytest.raises(EngineError, match=r"update to version 2: .* nats from the learner's, want at most 0.1"):
+            await verify(e, model(2), VOCAB, 2, bound=least)
+    async with engine() as e:
+        await verify(e, model(1), VOCAB, 1, bound=1e-4)
+        await e.update(model(2).state_dict(), 2)
+        assert await verify(e, model(2), VOCAB, 2, bound=1e-4) < 1e-4
+
+
+async def test_a_prefix_cache_that_is_not_reset_fails_the_update_and_every_request_after_it():
+    core, thread = await started_vllm()
+    refusing = _Without(core, "")
+    refusing._client.reset_prefix_cache = lambda: False  # pyright: ignore[reportAttributeAccessIssue]
+    async with serving(refusing, thread) as e:
+        with pytest.raises(EngineError, match="the prefix cache was not reset"):
+            await e.update(model(2).state_dict(), 2)
+        with pytest.raises(EngineError, match="the update to version 2 failed"):
+            await e.generate([1], Sampling(2))
+
+
+async def test_requests_under_way_go_on_across_an_update_and_each_token_knows_its_version():
+    found: list[Completion] = []
+    async with engine() as e:
+
+        async def one(k: int) -> None:
+            found.append(await e.generate([*PROMPT, k], Sampling(80, seed=k)))
+
+        async with trio.open_nursery() as nursery:
+            for k in range(6):
+                nursery.start_soon(one, k)
+            while not (e.running and _said(e)):
+                await trio.lowlevel.checkpoint()
+            await e.update(model(2).state_dict(), 2)
+    for c in found:
+        k = next(k for k in range(6) if off(model(1), [*PROMPT, k], c.ids[:1], c.logprobs[:1]) < 1e-4)
+        ((version, n),) = c.earlier
+        assert (version, c.version, len(c.ids)) == (1, 2, 80)
+        assert 0 < n < 80
+        assert off(model(1), [*PROMPT, k], c.ids[:n], c.logprobs[:n]) < 1e-4
+        # What follows was computed anew from the first token on, by the new weights alone.
+        assert off(model(2), [*PROMPT, k, *c.ids[:n]], c.ids[n:], c.logprobs[n:]) < 1e-4
+        assert [(s.version, len(s.ids)) for s in c.spans] == [(1, n), (2, 80 - n)]
+
+
+def _said(e: Serving) -> int:
+    """Tokens that the requests under way have by now."""
+    return sum(len(r.ids) for r in e.backend._active.values())  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_weights_are_copied_before_they_are_used():
+    weights = {name: w.clone() for name, w in model(2).state_dict().items()}
+    async with engine() as e:
+        await e.update(weights, 2)
+        for w in weights.values():
+            w.fill_(float("nan"))
+        c = await e.generate(PROMPT, Sampling(20, seed=5))
+        assert off(model(2), PROMPT, c.ids, c.logprobs) < 1e-4
+
+
+async def test_seeded_prompts_that_do_not_fit_one_step_are_all_answered():
+    async with engine() as e, trio.open_nursery() as nursery:
+        for k in range(40):  # 40 prompts of 200 tokens are four steps' worth
+            nursery.start_soon(e.generate, [k % VOCAB] * 200, Sampling(3, seed=k))
+
+
+async def test_the_checksum_tells_every_single_weight_that_is_served():
+    async with engine() as e:
+        before = await e.checksum()
+        assert await e.checksum() == before
+        weights = model(1).state_dict()
+        for name in weights:
+            changed: Mapping[str, torch.Tensor] = {n: w.clone() for n, w in weights.items()}
+            changed[name].view(-1)[0] += 0.5
+            if name in ("lm_head.weight", "model.embed_tokens.weight"):  # one matrix under two names
+                for tied in ("lm_head.weight", "model.embed_tokens.weight"):
+                    changed[tied].copy_(changed[name])
+            await e.update(changed, 2)
+            assert await e.checksum() != before, name
+        await e.update(weights, 3)
+        assert await e.checksum() == before
+
+
+async def test_log_probabilities_are_those_of_the_distribution_that_was_sampled_from():
+    async with engine() as e:
+        c = await e.generate(PROMPT, Sampling(20, temperature=0.7, seed=5))
+        with torch.no_grad():
+            logits_TV = model(1)(torch.tensor([[*PROMPT, *c.ids]])).logits[0, len(PROMPT) - 1 : -1] / 0.7
+        expected = logits_TV.log_softmax(-1).gather(-1, torch.tensor(c.ids)[:, None])[:, 0]
+        assert list(c.logprobs) == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+async def test_a_turn_that_goes_on_computes_only_what_is_new():
+    async with engine() as e:
+        first = await e.generate(PROMPT, Sampling(30, seed=1))
+        grown = [*PROMPT, *first.ids, 3, 4, 5]
+        assert first.cached == 0
+        assert (await e.generate(grown, Sampling(3, seed=2))).cached == len(grown) // 32 * 32
+
+
+async def test_a_step_that_never_ends_fails_every_waiter_and_every_later_request():
+    core, _ = await started_vllm()
+    thread, stuck = Thread("vllm", 0.2), _Without(core, "")
+    release = threading.Event()
+
+    async def one(e: Serving) -> None:
+        with pytest.raises(EngineError, match=r"vllm: no answer within 0.2 s"):
+            await e.generate([1, 2], Sampling(4))
+
+    def hang(new: Sequence[Any], dropped: Sequence[str]) -> list[Any]:
+        release.wait()
+        return []
+
+    stuck.step = hang
+    async with serving(stuck, thread) as e, trio.open_nursery() as nursery:
+        nursery.start_soon(one, e)
+        nursery.start_soon(one, e)
+    async with serving(stuck, thread) as e:
+        await one(e)
+    release.set()
