@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from msgspec import structs
 
 from envs.tasks import TaskSet
 from orchestrator.scripted import Style, orchestrate
@@ -128,7 +129,9 @@ def renumbered(trace: Trace, rng: random.Random, handles: Sequence[int]) -> Trac
     drawn = sorted(rng.sample(range(1, spread + 1), len(seen)))
     other = {handles[k]: handles[n] for k, n in zip(seen, drawn, strict=True)}
     segments = [
-        replace(s, spans=tuple(replace(span, ids=tuple(other.get(i, i) for i in span.ids)) for span in s.spans))
+        structs.replace(
+            s, spans=tuple(structs.replace(span, ids=tuple(other.get(i, i) for i in span.ids)) for span in s.spans)
+        )
         for s in trace.segments
     ]
     return replace(trace, segments=tuple(segments))

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from msgspec import Struct
+
 from swarm.checks import want
 from swarm.types import ChatFormat, ToolSpec
 
@@ -64,8 +66,7 @@ class ContextPolicy:
         _want("at_limit", self.at_limit, self.at_limit in ("answer", "cut"), "answer or cut")
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Struct, frozen=True, gc=False):
     """A turn as it was sampled, and the results that came back as text. A summary is a step without results."""
 
     ids: tuple[int, ...]

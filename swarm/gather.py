@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import trio
 
+from swarm.checks import want
 from swarm.loop import Harness, begin, run
 from swarm.types import Budget, Rollout, Task
 
@@ -24,18 +25,21 @@ class Job:
 async def gather(
     jobs: Sequence[Job], *, at_once: int = 256, done: Callable[[Rollout], None] | None = None
 ) -> list[Rollout]:
-    """Runs the jobs, at most `at_once` root agents at a time; `done` hears of each as it ends."""
-    results: list[Rollout | None] = [None] * len(jobs)
-    limiter = trio.CapacityLimiter(at_once)
+    """Runs the jobs, at most `at_once` root agents at a time; `done` hears of each as it ends.
 
-    async def one(k: int, job: Job) -> None:
-        async with limiter:
-            rollout = await run(job.harness, begin(job.harness, job.task, job.seed, budget=job.budget))
-        results[k] = rollout
-        if done is not None:
-            done(rollout)
+    Raises ValueError for an `at_once` below 1.
+    """
+    want("gather", "at_once", at_once, at_once >= 1, "at least 1")
+    results: list[Rollout | None] = [None] * len(jobs)
+    waiting = iter(enumerate(jobs))
+
+    async def work() -> None:
+        for k, job in waiting:
+            results[k] = rollout = await run(job.harness, begin(job.harness, job.task, job.seed, budget=job.budget))
+            if done is not None:
+                done(rollout)
 
     async with trio.open_nursery() as nursery:
-        for k, job in enumerate(jobs):
-            nursery.start_soon(one, k, job)
+        for _ in range(min(at_once, len(jobs))):
+            nursery.start_soon(work)
     return [r for r in results if r is not None]

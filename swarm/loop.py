@@ -19,12 +19,13 @@ Not here: what a reward is, how a model samples, what a tool does.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from string import ascii_lowercase
 
 import trio
+from msgspec import Struct, structs
+from msgspec import field as struct_field
 
 from swarm.calls import prepare, run_all
 from swarm.context import Ask, ContextPolicy, Opening, Step, check_room, closed, fitting, move, note, render
@@ -46,6 +47,7 @@ from swarm.types import (
     Stage,
     Status,
     Task,
+    ToolResult,
     Trace,
     Turn,
 )
@@ -76,12 +78,12 @@ class Harness:
         check_room(self.context, self.budget.tokens, self.sampling.max_tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class State:
+class State(Struct, frozen=True):
     """One agent between two turns: all that is needed to go on from here.
 
     `segment` is the context, `past` are those that it replaced, `steps` its last steps, which a rewrite may keep.
-    `last`: the next turn is the answer; `summarize`: it is the summary.
+    `last`: the next turn is the answer; `summarize`: it is the summary. `spent`: the ledger's critical steps, kept
+    beside it because their sum takes longer with every turn.
     """
 
     task: Task
@@ -93,7 +95,8 @@ class State:
     prompt: str
     segment: Segment
     workspace: Workspace
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: Ledger = struct_field(default_factory=Ledger)
+    spent: int = 0
     past: tuple[Segment, ...] = ()
     steps: tuple[Step, ...] = ()
     last: bool = False
@@ -105,7 +108,7 @@ class State:
 
     @property
     def left(self) -> int:
-        return self.budget.critical_steps - self.ledger.critical_steps
+        return self.budget.critical_steps - self.spent
 
 
 def begin(
@@ -141,9 +144,9 @@ async def run(harness: Harness, state: State) -> Rollout:
         while state.status == "running":
             state = await step(harness, state)
     if scope.cancelled_caught:
-        state = replace(state, status="truncated", error="deadline")
-    ledger = replace(state.ledger, seconds=trio.current_time() - started)
-    return close(replace(state, ledger=ledger))
+        state = structs.replace(state, status="truncated", error="deadline")
+    ledger = structs.replace(state.ledger, seconds=trio.current_time() - started)
+    return close(structs.replace(state, ledger=ledger))
 
 
 def close(state: State) -> Rollout:
@@ -163,41 +166,43 @@ def close(state: State) -> Rollout:
 async def step(harness: Harness, state: State) -> State:
     """One turn. An engine's failure ends the agent with status "error"; nothing else is caught."""
     ids = state.segment.ids
-    sampling = _sampling(harness, state)
-    if len(ids) + sampling.max_tokens > state.budget.tokens:
+    prompt_tokens, sampling = len(ids), _sampling(harness, state)
+    if prompt_tokens + sampling.max_tokens > state.budget.tokens:
         return _cut(state)
+    answer = harness.engine.generate(ids, sampling)
+    del ids  # an agent that waits holds its context once, as spans
     try:
-        completion = await harness.engine.generate(ids, sampling)
+        completion = await answer
     except EngineError as e:
-        return replace(state, status="error", error=str(e))
-    turn = harness.chat.parse(completion.ids)
-    state = _said(state, completion, len(ids))
+        return structs.replace(state, status="error", error=str(e))
+    turn = harness.chat.parse(completion.ids, [t.spec for t in harness.tools])
+    state = _said(state, completion, prompt_tokens)
     if state.summarize:
         return _summarized(harness, state, completion.ids, turn)
     final = state.last or not (turn.calls or turn.malformed)
     if final or harness.scratchpad:
-        state = replace(state, workspace=state.workspace.written(turn.content))
-    return _answered(state, turn) if final else await _act(harness, state, turn, completion.ids)
+        state = structs.replace(state, workspace=state.workspace.written(turn.content))
+    return _answered(state, turn) if final else await _act(harness, state, turn, completion.ids, prompt_tokens)
 
 
 def _sampling(harness: Harness, state: State) -> Sampling:
     most = harness.context.summary_tokens if state.summarize else harness.sampling.max_tokens
-    return replace(harness.sampling, max_tokens=most, seed=derive(state.seed, len(state.ledger.stages)))
+    return structs.replace(harness.sampling, max_tokens=most, seed=derive(state.seed, len(state.ledger.stages)))
 
 
 def _cut(state: State) -> State:
-    return replace(state, status="truncated", error="context")
+    return structs.replace(state, status="truncated", error="context")
 
 
 def _said(state: State, completion: Completion, prompt_tokens: int) -> State:
-    ledger = replace(
+    ledger = structs.replace(
         state.ledger,
         tokens_prompt=state.ledger.tokens_prompt + prompt_tokens,
         tokens_cached=state.ledger.tokens_cached + completion.cached,
         tokens_sampled=state.ledger.tokens_sampled + len(completion.ids),
         seconds_queued=state.ledger.seconds_queued + completion.seconds_queued,
     )
-    return replace(state, segment=state.segment.extended(*completion.spans), ledger=ledger)
+    return structs.replace(state, segment=state.segment.extended(*completion.spans), ledger=ledger)
 
 
 def _summarized(harness: Harness, state: State, ids: tuple[int, ...], turn: Turn) -> State:
@@ -207,57 +212,66 @@ def _summarized(harness: Harness, state: State, ids: tuple[int, ...], turn: Turn
         "summary_cut": int(not closed(harness.chat, ids)),
         "call_in_summary": len(turn.calls) + len(turn.malformed),
     }
-    state = replace(state, summarize=False, ledger=_spent(state.ledger, Stage(1), counts))
+    state = structs.replace(_paid(state, Stage(1), counts), summarize=False)
     return _rewritten(harness, state, (Step(ids),), "compaction")
 
 
 def _answered(state: State, turn: Turn) -> State:
     counts = {"call_after_budget": len(turn.calls) + len(turn.malformed)} if state.last else {}
-    ledger = _spent(state.ledger, Stage(1), counts)
-    return replace(state, status="exhausted" if state.last else "answered", answer=turn.content, ledger=ledger)
+    state = _paid(state, Stage(1), counts)
+    return structs.replace(state, status="exhausted" if state.last else "answered", answer=turn.content)
 
 
-async def _act(harness: Harness, state: State, turn: Turn, said: tuple[int, ...]) -> State:
+async def _act(harness: Harness, state: State, turn: Turn, said: tuple[int, ...], prompt_tokens: int) -> State:
     first = state.ledger.counts.get("calls", 0)
     caller = CallContext(
         state.agent, state.depth, first, state.seed, state.left - 1, task=state.task, workspace=state.workspace
     )
     workspace, accepted, results = prepare(harness.tools, turn, caller)
     results = await run_all(accepted, results)
-    children = tuple(r.child for r in results if r.child is not None)
-    ordinary = sum(a.tool.spec.ordinary for a in accepted)
-    stage = Stage(max(1, ordinary), tuple(c.ledger.critical_steps for c in children))
-    counts = Counter(r.error for r in results if r.error)
-    counts["calls"] = len(results)
+    children = tuple([r.child for r in results if r.child is not None])
+    ordinary = sum([a.tool.spec.ordinary for a in accepted])
+    stage = Stage(max(1, ordinary), tuple([c.ledger.critical_steps for c in children]))
     texts: list[str] = []
     for result in results:
         workspace, text = workspace.show(result.parts)
         texts.append(text)
-    state = replace(
-        state, workspace=workspace, children=state.children + children, ledger=_spent(state.ledger, stage, counts)
-    )
-    return _observed(harness, state, Step(said, tuple(texts)))
+    state = structs.replace(state, workspace=workspace, children=state.children + children)
+    state = _paid(state, stage, {**_errors(results), "calls": len(results)})
+    return _observed(harness, state, Step(said, tuple(texts)), prompt_tokens + len(said))
 
 
-def _observed(harness: Harness, state: State, step: Step) -> State:
-    """Appends a turn's results, and a note that says how it goes on."""
+def _errors(results: Sequence[ToolResult]) -> dict[str, int]:
+    kinds = [r.error for r in results if r.error]
+    return {kind: kinds.count(kind) for kind in kinds}
+
+
+def _observed(harness: Harness, state: State, step: Step, used: int) -> State:
+    """Appends a turn's results, and a note that says how it goes on. `used`: the context's tokens before."""
     policy = harness.context
 
-    def shown(ask: Ask) -> Segment:
-        ids = harness.chat.observe(step.results, note(state.left, ask), closed=closed(harness.chat, step.ids))
-        return state.segment.extended(Span("observed", tuple(ids)))
+    def shown(ask: Ask) -> list[int]:
+        return harness.chat.observe(step.results, note(state.left, ask), closed=closed(harness.chat, step.ids))
 
+    longest: Ask = "summarize" if policy.kind == "compaction" else ""
+    ids = shown(longest)
     follows = move(
         policy,
-        used=len(shown("summarize" if policy.kind == "compaction" else "").ids),
+        used=used + len(ids),
         window=state.budget.tokens,
         turn_tokens=harness.sampling.max_tokens,
         left=state.left,
         rewrites=len(state.past),
     )
     ask: Ask = "summarize" if follows == "summarize" else "answer now" if follows == "answer" else ""
-    steps = (*state.steps, step)[-policy.keep :] if policy.keep else ()
-    state = replace(state, segment=shown(ask), steps=steps, last=follows == "answer", summarize=follows == "summarize")
+    observed = Span("observed", tuple(ids if ask == longest else shown(ask)))
+    state = structs.replace(
+        state,
+        segment=state.segment.extended(observed),
+        steps=(*state.steps, step)[-policy.keep :] if policy.keep else (),
+        last=follows == "answer",
+        summarize=follows == "summarize",
+    )
     if follows == "truncate":
         return _rewritten(harness, state, (), "truncation")
     return _cut(state) if follows == "cut" else state
@@ -270,7 +284,7 @@ def _rewritten(harness: Harness, state: State, summary: tuple[Step, ...], by: Op
     if kept < 0 and state.left > 1 and harness.context.at_limit == "cut":
         return _cut(state)
     steps = state.steps[len(state.steps) - max(kept, 0) :]
-    state = replace(
+    state = structs.replace(
         state,
         past=(*state.past, state.segment),
         steps=steps,
@@ -283,18 +297,21 @@ def _rewritten(harness: Harness, state: State, summary: tuple[Step, ...], by: Op
 def _opened(harness: Harness, state: State, shown: Sequence[Step], by: OpenedBy, *, last: bool = False) -> State:
     last = last or state.left <= 1
     ids = render(harness.chat, _opening(harness, state), shown, state.left, "answer now" if last else "")
-    return replace(state, segment=Segment((Span("prompt", tuple(ids)),), by), last=last)
+    return structs.replace(state, segment=Segment((Span("prompt", tuple(ids)),), by), last=last)
 
 
 def _opening(harness: Harness, state: State) -> Opening:
     return Opening(state.system, tuple(t.spec for t in harness.tools), state.prompt)
 
 
-def _spent(ledger: Ledger, stage: Stage, counts: dict[str, int] | Counter[str]) -> Ledger:
-    return _counted(replace(ledger, stages=(*ledger.stages, stage)), counts)
+def _paid(state: State, stage: Stage, counts: Mapping[str, int]) -> State:
+    ledger = structs.replace(_counted(state.ledger, counts), stages=(*state.ledger.stages, stage))
+    return structs.replace(state, ledger=ledger, spent=state.spent + stage.critical_steps)
 
 
-def _counted(ledger: Ledger, counts: dict[str, int] | Counter[str]) -> Ledger:
-    total = Counter(ledger.counts)
-    total.update({k: n for k, n in counts.items() if n})
-    return replace(ledger, counts=dict(total))
+def _counted(ledger: Ledger, counts: Mapping[str, int]) -> Ledger:
+    total = dict(ledger.counts)
+    for kind, n in counts.items():
+        if n:
+            total[kind] = total.get(kind, 0) + n
+    return structs.replace(ledger, counts=total)

@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from swarm.types import Task, ToolCall, ToolResult, ToolSpec
 from swarm.workspace import Workspace
 
 
-@dataclass(frozen=True, slots=True)
-class CallContext:
+class CallContext(Struct, frozen=True):
     """What a call may know of the agent that makes it.
 
     `agent` is the caller's lineage and `index` the call's place in the trace (unique in it);

@@ -88,6 +88,8 @@ class Workspace:
 
     def written(self, content: str) -> Workspace:
         """The workspace after an assistant turn: table rows in its text are kept, references resolved."""
+        if "|" not in content:
+            return self
         new = tuple(self._row(line) for line in content.splitlines() if _is_row(line))
         return replace(self, rows=self.rows + new) if new else self
 

@@ -26,6 +26,7 @@ import torch
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
@@ -337,7 +338,7 @@ def replaying(r: Rollout) -> ScriptedEngine:
 
 
 def timeless(r: Rollout) -> Rollout:
-    ledger = replace(r.ledger, seconds=0.0, seconds_queued=0.0)
+    ledger = structs.replace(r.ledger, seconds=0.0, seconds_queued=0.0)
     return replace(r, ledger=ledger, children=tuple(map(timeless, r.children)))
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from _pytest.mark.structures import ParameterSet
+from msgspec import structs
 from torch import Tensor
 
 import swarm.loop
@@ -169,7 +170,7 @@ def rounds_as_the_batch_grows(m: pytest.MonkeyPatch) -> None:
 
 def makes_logits_in_bf16(m: pytest.MonkeyPatch) -> None:
     m.setattr(
-        forward, "_logits", lambda h_cd, head_Vd, scale: (scale * h_cd.bfloat16() @ head_Vd.bfloat16().t()).float()
+        forward, "_logits", lambda h_cd, head_Vd, bias_V, form: (form.factor * h_cd.bfloat16() @ head_Vd.bfloat16().t()).float()
     )
 
 
@@ -219,7 +220,7 @@ def masks_the_end_of_a_turn(m: pytest.MonkeyPatch) -> None:
     def without(span: Span) -> tuple[Span, ...]:
         if span.kind != "sampled" or span.ids[-1] != 0:
             return (span,)
-        return replace(span, ids=span.ids[:-1], logprobs=span.logprobs[:-1]), Span("observed", span.ids[-1:])
+        return structs.replace(span, ids=span.ids[:-1], logprobs=span.logprobs[:-1]), Span("observed", span.ids[-1:])
 
     collects(m, lambda s: Segment(tuple(x for span in s.spans for x in without(span)), s.opened_by))
 
@@ -242,7 +243,7 @@ def trains_the_copied_summary(m: pytest.MonkeyPatch) -> None:
         at = next(k for k in range(len(ids)) if ids[k : k + len(copy)] == copy)
         end = at + len(copy)
         spans = Span("prompt", ids[:at]), Span("sampled", copy, (0.0,) * len(copy)), Span("prompt", ids[end:])
-        return replace(state, segment=Segment(spans, by))
+        return structs.replace(state, segment=Segment(spans, by))
 
     real = swarm.loop._opened
     m.setattr(swarm.loop, "_opened", opened)

@@ -12,10 +12,11 @@ old weights computed is used again, and every token knows its version. Not here:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import trio
+from msgspec import structs
 
 from swarm.seeds import derive
 from swarm.types import CheckpointRef, Completion, EngineError, Finish, Sampling
@@ -95,7 +96,7 @@ class Serving:
             await self._open.wait()
             version = self.version
             seed = derive(sampling.seed, len(said)) if said else sampling.seed
-            part = await self._sample((*ids, *said), replace(sampling, max_tokens=limit - len(said), seed=seed))
+            part = await self._sample((*ids, *said), structs.replace(sampling, max_tokens=limit - len(said), seed=seed))
             cached, queued = (cached if said else part.cached), queued + part.seconds_queued
             said, logprobs = said + part.ids, logprobs + part.logprobs
             if part.finish != "interrupted":
