@@ -127,7 +127,7 @@ def _read(ref: CheckpointRef) -> Mapping[str, Any]:
 
 
 @dataclass(eq=False, slots=True)
-class _Request:
+class Request:
     """One sampling. `ids` and `logprobs` grow step by step; `finish` is empty until it ends."""
 
     name: str
@@ -149,8 +149,8 @@ class _Backend:
     def __init__(self, core: Core, thread: Thread) -> None:
         self._core, self._thread = core, thread
         self._count = 0
-        self._queue: list[_Request] = []
-        self._active: dict[str, _Request] = {}
+        self._queue: list[Request] = []
+        self._active: dict[str, Request] = {}
         self.dropped: list[str] = []
         self._wake = trio.Event()
 
@@ -158,7 +158,7 @@ class _Backend:
         if self._thread.lost:
             raise EngineError(self._thread.lost)
         self._count += 1
-        request = _Request(str(self._count), list(ids), sampling, perf_counter())
+        request = Request(str(self._count), list(ids), sampling, perf_counter())
         self._queue.append(request)
         self._wake.set()
         try:
@@ -212,7 +212,7 @@ class _Backend:
         self.dropped += self._active
         self._active, self._queue = {}, []
 
-    def _forget(self, request: _Request) -> None:
+    def _forget(self, request: Request) -> None:
         if request in self._queue:
             self._queue.remove(request)
         elif self._active.pop(request.name, None) is not None:
@@ -236,7 +236,7 @@ class _Backend:
         if request.done.is_set():
             del self._active[request.name]
 
-    def _end(self, request: _Request, finish: str) -> None:
+    def _end(self, request: Request, finish: str) -> None:
         request.finish, request.queued = finish, max(0.0, request.queued)
         request.done.set()
 
@@ -276,7 +276,7 @@ class Core:
             )
         self.vocab: int = vllm_config.model_config.get_vocab_size()
 
-    def step(self, new: Sequence[_Request], dropped: Sequence[str]) -> list[_Output]:
+    def step(self, new: Sequence[Request], dropped: Sequence[str]) -> list[_Output]:
         """One step of all requests, `new` ones included and `dropped` ones not."""
         began = perf_counter()
         with _threads(self.config.threads):
@@ -345,7 +345,7 @@ def _configured(folder: Path, config: VLLMConfig) -> Any:
     return arguments.create_engine_config()
 
 
-def _core_request(request: _Request) -> Any:
+def _core_request(request: Request) -> Any:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
 
