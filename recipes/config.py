@@ -130,11 +130,13 @@ class Training:
 class Recipe(Training):
     """A PPO run on tables. `spawn` gives the policy `create_subagent` and `assign_task`; without, it is a single agent.
 
-    `start` is the checkpoint that it starts from, `subagent` the frozen one that it spawns.
+    `start` is the checkpoint that it starts from, `subagent` the frozen one that it spawns. `roles` has others, by the
+    names that the orchestrator gives: each checkpoint is served by an engine of its own.
     """
 
     spawn: bool = True
     subagent: Path = SHIPPED
+    roles: dict[str, Path] = field(default_factory=dict[str, Path])
     world: WorldConfig = field(default_factory=lambda: WorldConfig(conflicts=0.1, missing=0.05))
     tasks: TaskMix = field(default_factory=TaskMix)
     main: Limits = field(default_factory=lambda: Limits(turn_tokens=256, context=8192, steps=40))

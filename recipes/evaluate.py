@@ -120,7 +120,7 @@ async def _harness(s: Session, system: str, start: Path, policy: Path) -> Harnes
         return s.builder.floor() if system == "floor" else s.builder.ceiling()
     folder = policy if system == "swarm" or not s.recipe.spawn else start
     await s.engine.load(await trio.to_thread.run_sync(ref_of, folder))
-    return s.builder.single(s.engine) if system == "single_agent" else s.builder.swarm(s.engine, s.frozen)
+    return s.builder.single(s.engine) if system == "single_agent" else s.swarm()
 
 
 # --- swarm-rl eval ---------------------------------------------------------------------

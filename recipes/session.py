@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from envs.accept import accepted
 from envs.tasks import TaskSet
@@ -33,7 +33,10 @@ CACHE = Path(".cache")
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The parts of a run that do not change: its world and tasks, its systems, and its two engines."""
+    """The parts of a run that do not change: its world and tasks, its systems, and its engines.
+
+    `frozen` serves the subagents, all but those of a name in `roles`.
+    """
 
     recipe: Recipe
     world: World
@@ -41,13 +44,22 @@ class Session:
     builder: Builder
     engine: ServingEngine
     frozen: ServingEngine
+    roles: Mapping[str, ServingEngine]
     threads: int
 
     def harness(self) -> Harness:
         """The system that is trained."""
         if self.recipe.spawn:
-            return self.builder.swarm(self.engine, self.frozen)
+            return self.swarm()
         return self.builder.single(self.engine)
+
+    def swarm(self) -> Harness:
+        """An orchestrator on the policy's engine over the frozen subagents."""
+        return self.builder.swarm(self.engine, self.frozen, self.roles)
+
+    async def checksums(self) -> dict[str, str]:
+        """sha256 of the frozen weights as they are served, by role; "" is everybody else's."""
+        return {name: await engine.checksum() for name, engine in {"": self.frozen, **self.roles}.items()}
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -57,7 +69,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
-def load_checkpoint(folder: Path) -> tuple[Qwen3ForCausalLM, str]:
+def load_checkpoint(folder: Path) -> tuple[PreTrainedModel, str]:
     """A model and the sha256 of its weights."""
     ref = ref_of(folder)
     return load_model(ref), ref.sha256
@@ -90,8 +102,15 @@ async def session(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> AsyncGe
     world, tasks = open_world(recipe.world)
     builder = Builder(world, HermesChat(tokenizer, terse_tools=True), recipe)
     limit = max(recipe.main.context, recipe.child.context)
-    async with open_engines(recipe, (recipe.start, recipe.subagent), limit, threads) as (engine, frozen):
-        yield Session(recipe, world, tasks, builder, engine, frozen, threads)
+    others = tuple(dict.fromkeys(recipe.roles.values()))
+    async with open_engines(recipe, (recipe.start, recipe.subagent, *others), limit, threads) as (
+        engine,
+        frozen,
+        *more,
+    ):
+        serves = {recipe.subagent: frozen, **dict(zip(others, more, strict=True))}
+        roles = {name: serves[folder] for name, folder in recipe.roles.items()}
+        yield Session(recipe, world, tasks, builder, engine, frozen, roles, threads)
 
 
 async def roll_out(

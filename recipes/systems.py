@@ -8,8 +8,9 @@ ceiling        the swarm's tools, scripts for both roles
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from envs.tools import Access, Search
 from envs.world import World
@@ -25,6 +26,7 @@ from swarm.transcript import Policy, read
 from swarm.types import Budget, Engine, Sampling
 
 SYSTEM = "Fill the table."
+NOBODY: Mapping[str, Engine] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,12 @@ class Builder:
         """An agent with `search` and `access` only."""
         return self._harness(engine, self._reading(), self.recipe.main)
 
-    def swarm(self, engine: Engine, frozen: Engine) -> Harness:
-        """An orchestrator whose subagents run on `frozen`."""
+    def swarm(self, engine: Engine, frozen: Engine, roles: Mapping[str, Engine] = NOBODY) -> Harness:
+        """An orchestrator whose subagents run on `frozen`, those of a name in `roles` on that one's engine."""
         child = self._harness(frozen, self._reading(), self.recipe.child)
+        named = {name: replace(child, engine=e) for name, e in roles.items()}
         limits = self.recipe.spawning
-        spawning = (CreateSubagent(limits), AssignTask(lambda _: child, limits))
+        spawning = (CreateSubagent(limits), AssignTask(lambda name: named.get(name, child), limits))
         return self._harness(engine, (*self._reading(), *spawning), self.recipe.main)
 
     def scripted(self, policy: Policy) -> ScriptedEngine:

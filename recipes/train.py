@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +38,10 @@ def train(recipe: Recipe, out: Path, *, clean: bool = False, console: Console | 
 @dataclass(frozen=True, slots=True)
 class TableJob:
     """A `Job` on tables, with or without subagents. `frozen_sha256` is of the subagents' weights as they were served
-    at the start."""
+    at the start, by role."""
 
     session: Session
-    frozen_sha256: str
+    frozen_sha256: Mapping[str, str]
     blocks: Sequence[Block]
 
     @property
@@ -79,24 +79,25 @@ class TableJob:
         await closing(self.session, run, self.blocks, advance, skip)
 
     async def check_frozen(self) -> None:
-        served = await self.session.frozen.checksum()
-        if served != self.frozen_sha256:
-            seen = f"sha256 {self.frozen_sha256[:12]} before, {served[:12]} now"
-            raise RuntimeError(f"the frozen subagent changed: {seen}")
+        for name, served in (await self.session.checksums()).items():
+            before = self.frozen_sha256[name]
+            if served != before:
+                raise RuntimeError(f"the frozen subagent {name!r} changed: sha256 {before[:12]}, now {served[:12]}")
 
     def summary(self, step: int) -> dict[str, Any]:
         recipe = self.session.recipe
         return {
             "lambda_final": list(recipe.parl.lambdas(step)) if recipe.spawn else [0.0, 0.0],
             # Checked against what is served after every iteration, the last one included.
-            "frozen_sha256": {"before": self.frozen_sha256, "after": self.frozen_sha256},
+            "frozen_sha256": {"before": self.frozen_sha256[""], "after": self.frozen_sha256[""]},
+            "roles_sha256": {name: sha for name, sha in self.frozen_sha256.items() if name},
         }
 
 
 @asynccontextmanager
 async def _open(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> AsyncGenerator[TableJob]:
     async with session(recipe, tokenizer) as s:
-        yield TableJob(s, await s.frozen.checksum(), blocks_of(s))
+        yield TableJob(s, await s.checksums(), blocks_of(s))
 
 
 def _report(out: Path, console: Console) -> dict[str, Any]:
