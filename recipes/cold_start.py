@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 import trio
 from rich.console import Console
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from envs.pages import EntityPage
 from envs.tasks import TaskSet
@@ -187,7 +187,7 @@ def fitted(
 
 def fit_steps(
     recipe: Fitting,
-    model: Qwen3ForCausalLM,
+    model: PreTrainedModel,
     data: Examples,
     chosen: Iterator[torch.Tensor],
     run: RunDir,
@@ -255,7 +255,7 @@ def epochs(length_S: torch.Tensor, step_tokens: int, seed: int) -> Iterator[list
                 chosen, size = [], 0
 
 
-def _model(recipe: ColdStart, world: World, tasks: TaskSet) -> tuple[PreTrainedTokenizerFast, Qwen3ForCausalLM]:
+def _model(recipe: ColdStart, world: World, tasks: TaskSet) -> tuple[PreTrainedTokenizerFast, PreTrainedModel]:
     if recipe.start is not None:
         return load_tokenizer(recipe.start), load_checkpoint(recipe.start)[0]
     tokenizer = build_tokenizer(_texts(world, tasks), recipe.model.vocab)

@@ -12,6 +12,7 @@ from pathlib import Path
 from recipes.config import Training
 from swarm.checkpoint import load_model, ref_of
 from swarm.engine.embedded import EmbeddedEngine
+from swarm.engine.qwen3 import dense
 from swarm.engine.vllm import VLLMConfig, vllm_engines
 from swarm.types import ServingEngine
 
@@ -39,7 +40,7 @@ async def open_engines(
 
 
 def _embedded(recipe: Training, folder: Path, max_len: int, threads: int) -> EmbeddedEngine:
-    model = load_model(ref_of(folder))
+    model = dense(load_model(ref_of(folder)))
     return EmbeddedEngine(model, max_len=max_len, threads=threads, cache_bytes=recipe.serving.cache_mib * _MIB)
 
 

@@ -158,7 +158,7 @@ async def _train(recipe: R, run: RunDir, kind: Kind[R], console: Console) -> Non
             slots = trio.Semaphore(1 + recipe.ppo.max_staleness)
             parts = _Run(recipe, job, learner, run, progress, tracker, console, slots)
             await _iterations(parts, at, before - started)
-            save(policy, tokenizer, run.path / "policy", learner.updates)
+            save(policy, tokenizer, run.path / "policy", learner.updates, learner.weights())
             progress.begin("evaluation")
             await job.closing(run.path, partial(progress.advance, "evaluation"), partial(progress.skip, "evaluation"))
             more = job.summary(learner.step)
@@ -253,7 +253,7 @@ async def _learn(parts: _Run[R], k: int, collected: _Collected) -> dict[str, Any
 async def _publish(recipe: Training, engine: ServingEngine, learner: Learner) -> float:
     """The learner's weights to the engine, and how far, in nats, what it then says is from the learner."""
     policy, version = learner.policy, learner.updates
-    await engine.update(policy.state_dict(), version)
+    await engine.update(learner.weights(), version)
     return await verify(engine, policy, policy.config.vocab_size, version, recipe.serving.probe_bound)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from recipes.demonstrations import DRILL, Demo, examples_of
 from recipes.tokenizer import HANDLES, handle_tokens
@@ -51,7 +51,7 @@ class Practice:
 
 
 def practise(
-    model: Qwen3ForCausalLM,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     config: Practice,
     seed: int,

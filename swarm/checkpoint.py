@@ -1,56 +1,94 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 """Models on disk: a Hugging Face folder, written whole or not at all, and checked before it is used.
 
     config.json   model.safetensors   tokenizer files   checkpoint.json (version, sha256 of the weights)
 
-Weights are read from safetensors only, one file or several. Not here: a trainer's state, which is `swarm.states`.
+Any causal language model that transformers itself has; no code from a folder is ever run. Weights are read from
+safetensors only, one file or several. Not here: a trainer's state, which is `swarm.states`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType]
+from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+from transformers.utils import logging
 
 from swarm.folders import CheckpointError, line, read_json, replace, settled, write_json
 from swarm.types import CheckpointRef
 
-ARCHITECTURE = "Qwen3ForCausalLM"
 _META = "checkpoint.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _HEADER_LIMIT = 100_000_000
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
 
 
 def save(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast | None, folder: Path, version: int
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast | None,
+    folder: Path,
+    version: int,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> CheckpointRef:
     """Writes the model as a folder that transformers loads, replacing what is there.
 
-    Raises CheckpointError if the disk refuses; the folder is then as it was.
+    `weights` are written in the place of the model's own, by the same names: those of a policy with adapters,
+    merged. Raises CheckpointError if the disk refuses; the folder is then as it was. Raises ValueError where the
+    names of the weights are not those of the plain model.
     """
-    tensors = _canonical(model.state_dict(), tied=bool(model.config.tie_word_embeddings))
+    tensors = filed(model, weights)
     sha = weights_sha256(tensors)
 
     def write(into: Path) -> None:
         dtype = str(model.dtype).removeprefix("torch.")
         config = json.loads(model.config.to_json_string(use_diff=False))
-        write_json(into / "config.json", {**config, "architectures": [ARCHITECTURE], "dtype": dtype})
+        write_json(into / "config.json", {**config, "architectures": [type(model).__name__], "dtype": dtype})
         save_file({k: t.contiguous() for k, t in tensors.items()}, into / "model.safetensors", {"format": "pt"})
         if tokenizer is not None:
-            tokenizer.save_pretrained(str(into))  # pyright: ignore[reportUnknownMemberType]
+            tokenizer.save_pretrained(str(into))
         write_json(into / _META, {"version": version, "sha256": sha})
 
     replace(folder, write)
     return CheckpointRef(folder, sha, version)
+
+
+def filed(model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """A state dict of the model, its own by default, with the names and shapes that a file has; tensors are shared.
+
+    Some families hold in one tensor what their files have in several, as the experts of a mixture; a tied head is
+    not in a file. This is also what vLLM takes. Raises ValueError for names that the plain model has not.
+    """
+    state = dict(model.state_dict() if weights is None else weights)
+    wanted = {n for n in model.state_dict() if ".base_layer." not in n and ".lora_" not in n}
+    strange = sorted(n for n in state.keys() ^ wanted if n in state)
+    if strange:
+        raise ValueError(f"checkpoint: {strange[0]} is none of the model's, want the weights of {type(model).__name__}")
+    for name, source in _tied(model).items():
+        if name in state and source in state and _equal(state[name], state[source]):
+            del state[name]
+    plain = _canonical(state, tied=bool(model.config.tie_word_embeddings))
+    return cast("dict[str, Tensor]", revert_weight_conversion(model, plain))
 
 
 def ref_of(folder: Path) -> CheckpointRef:
@@ -68,29 +106,33 @@ def ref_of(folder: Path) -> CheckpointRef:
     return CheckpointRef(folder, sha, version)
 
 
-def load_model(ref: CheckpointRef) -> Qwen3ForCausalLM:
+def load_model(ref: CheckpointRef) -> PreTrainedModel:
     """The model of a reference, on the CPU, in the dtype of its file, in evaluation mode.
 
-    Raises CheckpointError if it is missing, corrupt, of another architecture, pickled, has a vocabulary
-    smaller than its tokenizer's, or has other weights than the reference.
+    Raises CheckpointError if it is missing, corrupt, of an architecture that transformers has not, pickled, has a
+    vocabulary smaller than its tokenizer's, or has other weights than the reference.
     """
     folder = settled(ref.path)
-    config = _read_config(folder)
+    config, architecture = _read_config(folder)
     tensors = _canonical(_read_weights(folder), tied=bool(config.tie_word_embeddings))
     sha = weights_sha256(tensors)
     if sha != ref.sha256:
         raise CheckpointError(f"{folder}: its weights have sha256 {sha[:12]}, want {ref.sha256[:12]}")
     _check_vocabulary(folder, config)
-    return _build(folder, config, tensors)
+    _check_layers(folder, config, tensors)
+    _check_shapes(folder, config, architecture, tensors)
+    if isinstance(config, Qwen3Config) and architecture is Qwen3ForCausalLM:
+        return _qwen3(config, tensors)
+    return _loaded(folder, config, architecture, tensors)
 
 
-def weights_sha256(weights: torch.nn.Module | Mapping[str, Tensor]) -> str:
+def weights_sha256(weights: PreTrainedModel | Mapping[str, Tensor]) -> str:
     """sha256 of the names, dtypes, shapes and bytes of all weights in the order of their names.
 
-    The same for a model, its state dict and its file, however the file is laid out; a head
-    that equals the embedding counts as tied and once.
+    The same for a model and its file, however the file is laid out, and for the model's state dict where that has
+    the file's names; a head that equals the embedding counts as tied and once.
     """
-    state = weights.state_dict() if isinstance(weights, torch.nn.Module) else weights
+    state = filed(weights) if isinstance(weights, PreTrainedModel) else weights
     digest = hashlib.sha256()
     for name, tensor in sorted(_canonical(state).items()):
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\n".encode())
@@ -100,26 +142,43 @@ def weights_sha256(weights: torch.nn.Module | Mapping[str, Tensor]) -> str:
 
 def _canonical(state: Mapping[str, Tensor], *, tied: bool = True) -> dict[str, Tensor]:
     out = {name: t.detach() for name, t in state.items()}
-    head, embedding = out.get(_HEAD), out.get(_EMBEDDING)
-    if tied and head is not None and embedding is not None and _equal(head, embedding):
+    head = out.get(_HEAD)
+    if tied and head is not None and any(_equal(head, t) for name, t in out.items() if name != _HEAD):
         del out[_HEAD]
     return out
 
 
+def _tied(model: PreTrainedModel) -> Mapping[str, str]:
+    """Names of parameters that are others, and which."""
+    return model.all_tied_weights_keys
+
+
 def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and (a.data_ptr() == b.data_ptr() or torch.equal(a, b))
+    return a.dtype == b.dtype and a.shape == b.shape and (a.data_ptr() == b.data_ptr() or torch.equal(a, b))
 
 
-def _read_config(folder: Path) -> Qwen3Config:
+def _read_config(folder: Path) -> tuple[PreTrainedConfig, type[PreTrainedModel]]:
+    """The configuration, and the class of transformers that it is of. What else a folder may name is not looked at."""
     if not (folder / "config.json").exists():
-        raise CheckpointError(f"{folder}: no config.json, want a {ARCHITECTURE} checkpoint")
+        raise CheckpointError(f"{folder}: no config.json, want a checkpoint of a causal language model")
     raw = read_json(folder / "config.json")
-    if raw.get("architectures") != [ARCHITECTURE]:
-        raise CheckpointError(f"{folder}: architecture {raw.get('architectures')}, want {ARCHITECTURE}")
+    family, named = raw.get("model_type"), raw.get("architectures")
+    known = family if isinstance(family, str) and family in CONFIG_MAPPING else None
+    config_class: Any = PreTrainedConfig if known is None else CONFIG_MAPPING[known]
+    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(config_class, None)
+    if not isinstance(architecture, type):
+        raise CheckpointError(f"{folder}: model_type {family!r}, want one that transformers has a causal model of")
+    if named != [architecture.__name__]:
+        raise CheckpointError(f"{folder}: architecture {named} of {family!r}, want {architecture.__name__}")
     try:
-        return Qwen3Config.from_dict(raw)  # pyright: ignore[reportUnknownMemberType]
+        config = config_class.from_dict(raw)
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as e:
-        raise CheckpointError(f"{folder}: config.json is no Qwen3 configuration: {line(e)}") from e
+        kind = config_class.__name__.removesuffix("Config")
+        raise CheckpointError(f"{folder}: config.json is no {kind} configuration: {line(e)}") from e
+    for name in ("vocab_size", "num_hidden_layers"):
+        if not isinstance(getattr(config, name, None), int):
+            raise CheckpointError(f"{folder}: {architecture.__name__} has no {name}, want a model of text alone")
+    return config, architecture
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
@@ -150,29 +209,40 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file}: corrupt: {line(e)}") from e
 
 
-def _check_vocabulary(folder: Path, config: Qwen3Config) -> None:
+def _check_vocabulary(folder: Path, config: PreTrainedConfig) -> None:
+    """Special tokens may have ids beyond: Gemma's tokenizer names an image that its text model has no row for."""
     if not (folder / "tokenizer.json").exists():
         return
     raw = read_json(folder / "tokenizer.json")
-    ids = [*raw.get("model", {}).get("vocab", {}).values(), *(t["id"] for t in raw.get("added_tokens", []))]
+    vocab: Any = raw.get("model", {}).get("vocab", {})
+    ids: list[int] = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1]
+    ids += [t["id"] for t in raw.get("added_tokens", []) if not t.get("special", False)]
     tokens = 1 + max(ids, default=-1)
     if tokens > config.vocab_size:
         raise CheckpointError(f"{folder}: tokenizer of {tokens} tokens, want at most the model's {config.vocab_size}")
 
 
-def _build(folder: Path, config: Qwen3Config, tensors: dict[str, Tensor]) -> Qwen3ForCausalLM:
-    """Shapes are compared before any memory is taken for them: a foreign config may ask for anything."""
-    layers = sum(name.endswith("input_layernorm.weight") for name in tensors)
+def _check_layers(folder: Path, config: PreTrainedConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Before anything is built: a foreign config may ask for any number of modules."""
+    numbers = (re.search(r"\.(\d+)\.", name) for name in tensors)
+    layers = len({found[1] for found in numbers if found})
     if config.num_hidden_layers != layers:
         raise CheckpointError(f"{folder}: weights of {layers} layers, config.json says {config.num_hidden_layers}")
+
+
+def _check_shapes(
+    folder: Path, config: PreTrainedConfig, architecture: type[PreTrainedModel], tensors: dict[str, Tensor]
+) -> None:
+    """Shapes are compared before any memory is taken for them. A copy of a tied head is dropped from `tensors`."""
     try:
         with torch.device("meta"):
-            model = Qwen3ForCausalLM(config)
+            model = architecture(config)
     except (ArithmeticError, RuntimeError, TypeError, ValueError) as e:
         raise CheckpointError(f"{folder}: config.json gives no model: {line(e)}") from e
-    wanted = {name: t.shape for name, t in model.state_dict().items()}
-    if config.tie_word_embeddings:
-        del wanted[_HEAD]
+    for name, source in _tied(model).items():
+        if name in tensors and source in tensors and _equal(tensors[name], tensors[source]):
+            del tensors[name]
+    wanted = {name: t.shape for name, t in filed(model).items()}
     if wanted.keys() != tensors.keys():
         name = sorted(wanted.keys() ^ tensors.keys())[0]
         raise CheckpointError(f"{folder}: {'no' if name in wanted else 'unexpected'} tensor {name}")
@@ -180,7 +250,36 @@ def _build(folder: Path, config: Qwen3Config, tensors: dict[str, Tensor]) -> Qwe
         if tensors[name].shape != shape:
             seen = tuple(tensors[name].shape)
             raise CheckpointError(f"{folder}: tensor {name} has shape {seen}, want {tuple(shape)}")
+
+
+def _qwen3(config: Qwen3Config, tensors: dict[str, Tensor]) -> Qwen3ForCausalLM:
+    """Takes the tensors as they are, without a copy."""
+    with torch.device("meta"):
+        model = Qwen3ForCausalLM(config)
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     model.model.rotary_emb = Qwen3RotaryEmbedding(config)  # holds buffers that no file has
     return model.eval()
+
+
+def _loaded(
+    folder: Path, config: PreTrainedConfig, architecture: type[PreTrainedModel], tensors: dict[str, Tensor]
+) -> PreTrainedModel:
+    """As transformers loads it, which knows how a family's file becomes its modules and their buffers."""
+    dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in tensors.values() if t.is_floating_point()})
+    if len(dtypes) != 1:
+        raise CheckpointError(f"{folder}: weights of {', '.join(dtypes) or 'no float type'}, want one float type")
+    with _no_progress_bar():
+        model = architecture.from_pretrained(None, config=config, state_dict=tensors, dtype=getattr(torch, dtypes[0]))
+    return model.eval()
+
+
+@contextmanager
+def _no_progress_bar() -> Generator[None]:
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -170,7 +170,9 @@ def rounds_as_the_batch_grows(m: pytest.MonkeyPatch) -> None:
 
 def makes_logits_in_bf16(m: pytest.MonkeyPatch) -> None:
     m.setattr(
-        forward, "_logits", lambda h_cd, head_Vd, bias_V, form: (form.factor * h_cd.bfloat16() @ head_Vd.bfloat16().t()).float()
+        forward,
+        "_logits",
+        lambda h_cd, head_Vd, bias_V, form: (form.factor * h_cd.bfloat16() @ head_Vd.bfloat16().t()).float(),
     )
 
 

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from swarm.engine.qwen3 import head_of, weights_of
 from swarm.folders import CheckpointError
 from swarm.rl.batch import collect
 from swarm.rl.distill import (
@@ -28,6 +27,7 @@ from swarm.rl.distill import (
     weights_KR,
 )
 from swarm.rl.forward import hidden_states, log_policy
+from swarm.rl.head import Head, head_of
 from swarm.rl.rows import micro_batches
 from tests.rl_cases import VOCAB, some_rollouts, tiny
 
@@ -187,7 +187,7 @@ def test_the_loss_from_kept_hidden_states_is_that_of_whole_distributions(
     (micro,) = micro_batches(batch.rows, torch.arange(len(batch.rows)), 9999)
     weight_Kn = weight_KN[:, micro.index_n]
     h_nd = hidden_states(a, micro)
-    got = routed_kl(h_nd, head_of(weights_of(a)), states, weight_Kn, micro.index_n, temperature, chunk)
+    got = routed_kl(h_nd, head_of(a), states, weight_Kn, micro.index_n, temperature, chunk)
     want = plainly(b, micro, weight_Kn, temperature)
     torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
     assert (got[batch.rollout_N[micro.index_n] == 2] == 0).all()
@@ -212,14 +212,14 @@ def test_the_policy_as_its_own_teacher_has_no_loss_and_no_gradient() -> None:
     states = teacher_states(policy, batch.rows, torch.arange(len(batch.rows)), 9999)
     h_nd = hidden_states(policy, micro)
     ones = torch.ones(1, len(micro.index_n))
-    loss_n = routed_kl(h_nd, head_of(weights_of(policy)), [states], ones, micro.index_n)
+    loss_n = routed_kl(h_nd, head_of(policy), [states], ones, micro.index_n)
     assert loss_n.abs().max() < 1e-5
     (grad,) = torch.autograd.grad(loss_n.sum(), h_nd)
     assert grad.abs().max() < 1e-5
 
 
 def test_without_teachers_nothing_is_computed() -> None:
-    none = routed_kl(torch.ones(3, 2), torch.ones(VOCAB, 2), [], torch.zeros(0, 3), torch.arange(3))
+    none = routed_kl(torch.ones(3, 2), Head(torch.ones(VOCAB, 2)), [], torch.zeros(0, 3), torch.arange(3))
     assert none.tolist() == [0.0] * 3
 
 

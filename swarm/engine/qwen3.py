@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 Weights = Mapping[str, Tensor]
 """Tensors by the parameter names of transformers' `Qwen3ForCausalLM`."""
@@ -76,6 +76,14 @@ def shape_of(config: Qwen3Config) -> Shape:
         eps=config.rms_norm_eps,
         theta=rope["rope_theta"],
     )
+
+
+def dense(model: PreTrainedModel) -> Qwen3ForCausalLM:
+    """The model, if it is a Qwen3 that is built here. Raises ValueError where it is not."""
+    if not isinstance(model, Qwen3ForCausalLM):
+        raise ValueError(f"model = {type(model).__name__}, want Qwen3ForCausalLM: the embedded engine runs no other")
+    shape_of(model.config)
+    return model
 
 
 def weights_of(model: Qwen3ForCausalLM) -> dict[str, Tensor]:

@@ -14,10 +14,11 @@ from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from swarm.checks import want
 from swarm.rl.forward import hidden_states
+from swarm.rl.head import layers_of
 from swarm.rl.rows import MicroBatch
 
 _want = partial(want, "critic")
@@ -78,15 +79,22 @@ class ValueHead(nn.Linear):
 
 
 class Critic(nn.Module):
-    """V(context) by a network of its own. `layers`: how many of the policy's it takes over, all if None."""
+    """V(context) by a network of its own. `layers`: how many of the policy's it takes over, all if None.
 
-    def __init__(self, policy: Qwen3ForCausalLM, layers: int | None = None) -> None:
+    All of it is trained, so it is made from a policy of which nothing is frozen yet.
+    """
+
+    def __init__(self, policy: PreTrainedModel, layers: int | None = None) -> None:
         super().__init__()
         self.trunk = deepcopy(policy)
         self.trunk.zero_grad()
         if layers is not None:
-            self.trunk.model.layers = self.trunk.model.layers[:layers]
-            self.trunk.config.num_hidden_layers = len(self.trunk.model.layers)
+            name, kept = layers_of(self.trunk)
+            setattr(self.trunk.base_model, name, kept[:layers])
+            config = self.trunk.config
+            config.num_hidden_layers = len(kept[:layers])
+            if vars(config).get("layer_types"):
+                config.layer_types = config.layer_types[:layers]
         self.head = ValueHead(policy.config.hidden_size)
 
     def values(self, micro: MicroBatch, bf16: bool = False) -> Tensor:

@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from swarm.checks import want
-from swarm.engine.qwen3 import head_of, weights_of
 from swarm.folders import CheckpointError, read_json
-from swarm.rl.forward import hidden_states
+from swarm.rl.forward import hidden_states, log_probs, packs, rows_at_once
+from swarm.rl.head import Head, head_of
 from swarm.rl.rows import Rows, micro_batches
 
 _want = partial(want, "distill")
+_ROWS = 1024
 
 Form = Literal["advantage", "full"]
 
@@ -110,41 +110,41 @@ class TeacherStates:
     """What is kept of one teacher's pass over a batch: d numbers a token that it is for, not V.
 
     `slot_N[j]` says which row of `hidden_Md` is action token j's, −1 where the teacher is not for it.
-    `head_Vd` is the teacher's output matrix.
+    `head` is the teacher's.
     """
 
-    head_Vd: Tensor
+    head: Head
     hidden_Md: Tensor
     slot_N: Tensor
 
     def logp(self, at_n: Tensor, temperature: float) -> Tensor:
         """log π_T [n, V], float32, at action tokens `at_n` of N."""
-        return _log_probs(self.hidden_Md[self.slot_N[at_n]], self.head_Vd, temperature)
+        return log_probs(self.head, self.hidden_Md[self.slot_N[at_n]], temperature)
 
 
 @torch.no_grad()
 def teacher_states(
-    teacher: Qwen3ForCausalLM, rows: Rows, chosen_S: Tensor, micro_tokens: int, bf16: bool = False
+    teacher: PreTrainedModel, rows: Rows, chosen_S: Tensor, micro_tokens: int, bf16: bool = False
 ) -> TeacherStates:
     """One pass of a teacher over the chosen rows, those of the rollouts that it is for."""
     slot_N = torch.full_like(rows.target_N, -1)
     kept = [torch.zeros(0, teacher.config.hidden_size, device=slot_N.device)]
-    for micro in micro_batches(rows, chosen_S, micro_tokens):
+    for micro in micro_batches(rows, chosen_S, micro_tokens, packs(teacher)):
         slot_N[micro.index_n] = sum(map(len, kept)) + torch.arange(len(micro.index_n), device=slot_N.device)
         kept.append(hidden_states(teacher, micro, bf16))
-    return TeacherStates(head_of(weights_of(teacher)).detach(), torch.cat(kept), slot_N)
+    return TeacherStates(head_of(teacher).detached(), torch.cat(kept), slot_N)
 
 
 def routed_kl(
     h_nd: Tensor,
-    head_Vd: Tensor,
+    head: Head,
     teachers: Sequence[TeacherStates],
     weight_Kn: Tensor,
     index_n: Tensor,
     temperature: float = 1.0,
-    chunk: int = 1024,
+    chunk: int | None = None,
 ) -> Tensor:
-    """`reverse_kl` [n] from the student's hidden states and output matrix, never more than `chunk` × V at once.
+    """`reverse_kl` [n] from the student's hidden states and head, never more than `chunk` × V at once.
 
     `index_n` are the tokens' places in N. The backward makes each chunk again. One temperature is everybody's:
     the student is the distribution that was sampled from. Tokens without a teacher cost nothing and give 0.
@@ -153,12 +153,13 @@ def routed_kl(
     if not teachers:
         return out_n
 
-    def part(h_cd: Tensor, head_Vd: Tensor, weight_Kc: Tensor, at_c: Tensor) -> Tensor:
-        logp_cV = _log_probs(h_cd, head_Vd, temperature)
+    def part(h_cd: Tensor, weight_Kc: Tensor, at_c: Tensor, *tensors: Tensor) -> Tensor:
+        logp_cV = log_probs(head.with_tensors(*tensors), h_cd, temperature)
         return _against(logp_cV, _targets(teachers, weight_Kc, at_c, temperature), weight_Kc.sum(0))
 
+    chunk = chunk or min(_ROWS, rows_at_once(len(head.weight_Vd)))
     for pick_c in (weight_Kn.sum(0) > 0).nonzero()[:, 0].split(chunk):
-        given = (h_nd[pick_c], head_Vd, weight_Kn[:, pick_c], index_n[pick_c])
+        given = (h_nd[pick_c], weight_Kn[:, pick_c], index_n[pick_c], *head.tensors())
         out_n = out_n.index_put((pick_c,), checkpoint(part, *given, use_reentrant=False, preserve_rng_state=False))
     return out_n
 
@@ -166,17 +167,12 @@ def routed_kl(
 @torch.no_grad()
 def _targets(teachers: Sequence[TeacherStates], weight_Kc: Tensor, at_c: Tensor, temperature: float) -> Tensor:
     """Σ_k w_k log π_Tk [c, V], each teacher only where it counts."""
-    target_cV = torch.zeros(len(at_c), teachers[0].head_Vd.shape[0], device=weight_Kc.device)
+    target_cV = torch.zeros(len(at_c), len(teachers[0].head.weight_Vd), device=weight_Kc.device)
     for states, weight_c in zip(teachers, weight_Kc, strict=True):
         on = weight_c.nonzero()[:, 0]
         if len(on):
             target_cV.index_add_(0, on, weight_c[on, None] * states.logp(at_c[on], temperature))
     return target_cV
-
-
-def _log_probs(h_nd: Tensor, head_Vd: Tensor, temperature: float) -> Tensor:
-    logits_nV = F.linear(h_nd, head_Vd.float())
-    return (logits_nV if temperature == 1.0 else logits_nV / temperature).log_softmax(-1)
 
 
 # --- before any weights are read ----------------------------------------------------------

@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
 from accelerate import Accelerator  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor, nn
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
-from swarm.engine.qwen3 import head_of, weights_of
+from swarm.checkpoint import weights_sha256
+from swarm.rl.adapt import adapt, adapted, frozen_weights, load_trained, merged_state_dict, trained_state
 from swarm.rl.batch import Batch
 from swarm.rl.critic import Critic, ValueHead
 from swarm.rl.distill import routed_kl
-from swarm.rl.forward import hidden_states, log_chosen
+from swarm.rl.forward import hidden_states, log_chosen, packs
+from swarm.rl.head import check_head, head_of
 from swarm.rl.losses import k3, kl, log_ratio, mean_over, value_loss
 from swarm.rl.measure import POLICY_TERMS, Tally, metrics_of
 from swarm.rl.ppo import Metrics, PPOConfig
@@ -39,12 +42,13 @@ from swarm.seeds import derive
 class Learner:
     """Policy, critic, their optimizers and the count of updates: `metrics = learner.update(collect(rollouts))`.
 
-    The policy is trained in place. `frozen` holds the models that the configuration's KL term and teachers want.
+    The policy, any causal model, is trained in place. `frozen` holds the models that the configuration's KL term
+    and teachers want. Raises ValueError for a model whose logits are not made as `swarm.rl.head` says.
     """
 
     def __init__(
         self,
-        policy: Qwen3ForCausalLM,
+        policy: PreTrainedModel,
         config: PPOConfig,
         accelerator: Accelerator | None = None,
         frozen: Frozen | None = None,
@@ -54,12 +58,16 @@ class Learner:
         self.accelerator = accelerator or alone()
         device = self.accelerator.device
         self.policy = policy.eval().to(device)
-        for model in (self.frozen.reference, *self.frozen.teachers):
-            if model is not None:
-                nn.Module.to(model.eval(), device)
+        others = [m for m in (self.frozen.reference, *self.frozen.teachers) if m is not None]
+        for model in others:
+            nn.Module.to(model.eval(), device)
+        for model in (self.policy, *others):
+            if not packs(model):
+                check_head(model)
         shared = config.critic.trunk == "shared"
         head = ValueHead(self.policy.config.hidden_size) if shared else Critic(self.policy, config.critic.layers)
         self.critic: ValueHead | Critic = head.eval().to(device)
+        adapt(self.policy, config.adapt, config.seed)
         both = nn.ModuleDict({"policy": self.policy, "value": self.critic})
         self.policy_stepper = self._stepper(both if shared else self.policy, config.lr)
         self.critic_stepper = self._stepper(self.critic, config.critic_lr)
@@ -101,10 +109,23 @@ class Learner:
         """What the losses will be given, under the weights as they are."""
         return signals_of(batch, self.config, self.policy, self.frozen, self._values, self._sum)
 
+    def weights(self) -> dict[str, Tensor]:
+        """The policy as a plain model's state dict, for engines and checkpoints; copy before the next update."""
+        return merged_state_dict(self.policy)
+
+    @cached_property
+    def _base(self) -> str:
+        """sha256 of what the trained part of the policy stands on, "" where all is trained."""
+        return weights_sha256(frozen_weights(self.policy)) if adapted(self.policy) else ""
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a later `update` depends on; tensors are shared, so save before the next one."""
+        """Everything that a later `update` depends on; tensors are shared, so save before the next one.
+
+        Of an adapted policy it has what is trained alone: it goes on beside the same frozen weights.
+        """
         return {
-            "policy": self.policy.state_dict(),
+            "policy": trained_state(self.policy),
+            "base": self._base,
             "critic": self.critic.state_dict(),
             "policy_stepper": self.policy_stepper.state_dict(),
             "critic_stepper": self.critic_stepper.state_dict(),
@@ -113,8 +134,12 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on exactly where `state_dict` was taken. There is no other random state: every shuffle
-        is seeded by the configured seed and the count of updates."""
-        self.policy.load_state_dict(state["policy"])
+        is seeded by the configured seed and the count of updates. Raises ValueError for the state of a policy that
+        was adapted otherwise or stands on other frozen weights."""
+        base = state.get("base", "")
+        if base != self._base:
+            raise ValueError(f"learner: the state stands on frozen weights {base[:12]!r}, want {self._base[:12]!r}")
+        load_trained(self.policy, state["policy"])
         self.critic.load_state_dict(state["critic"])
         self.policy_stepper.load_state_dict(state["policy_stepper"])
         self.critic_stepper.load_state_dict(state["critic_stepper"])
@@ -162,8 +187,8 @@ class Learner:
             reference_n = kl(c.kl.estimator, logp_n, signals.logp_reference_N[at_n])
             loss_n = loss_n + c.kl.coef * reference_n if c.kl.where == "loss" else loss_n
         if signals.teachers and signals.weight_KN is not None:
-            head_Vd = head_of(weights_of(self.policy))
-            teacher_n = routed_kl(h_nd, head_Vd, signals.teachers, signals.weight_KN[:, at_n], at_n, c.temperature)
+            head = head_of(self.policy)
+            teacher_n = routed_kl(h_nd, head, signals.teachers, signals.weight_KN[:, at_n], at_n, c.temperature)
             loss_n = loss_n + c.distill.coef * teacher_n
         if isinstance(self.critic, ValueHead) and c.advantage.critic:
             value_n = self._value_loss(self.critic.values(h_nd), signals, micro)
@@ -209,7 +234,7 @@ class Learner:
                 count = self._sum(batch.rows.actions_S[rows_S].sum())
                 if count == 0:
                     continue
-                for micro in micro_batches(batch.rows, rows_S, self.config.micro_tokens):
+                for micro in micro_batches(batch.rows, rows_S, self.config.micro_tokens, packs(self.policy)):
                     x_Kn = losses(micro)
                     stepper.backward(mean_over(x_Kn[0], count))
                     measured.append(x_Kn.detach())

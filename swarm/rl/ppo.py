@@ -13,6 +13,7 @@ from functools import partial
 from typing import Literal
 
 from swarm.checks import want
+from swarm.rl.adapt import AdaptConfig
 from swarm.rl.advantages import AdvantageConfig
 from swarm.rl.critic import CriticConfig
 from swarm.rl.distill import DistillConfig
@@ -42,6 +43,7 @@ class PPOConfig:
     and `epochs` of the policy. A pass is `minibatches` optimizer steps, split by rollout. `micro_tokens`
     bounds the tokens in one forward. `temperature` is the sampler's.
     `old_logprobs`: π_old is what the sampler said, or is computed again before the first step.
+    `adapt`: what of the policy is trained; a critic of its own is trained as a whole whatever it is.
     `max_staleness`: how many updates the oldest token of a rollout may be behind; 0 collects and learns in turns.
     """
 
@@ -58,6 +60,7 @@ class PPOConfig:
     kl: KLConfig = field(default_factory=KLConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
+    adapt: AdaptConfig = field(default_factory=AdaptConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     entropy_coef: float = 0.0
     temperature: float = 1.0

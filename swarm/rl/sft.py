@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from accelerate import Accelerator  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor, nn
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from swarm.rl.batch import turns_of
 from swarm.rl.forward import chosen, hidden_states, log_policy
@@ -70,7 +70,7 @@ def examples(traces: Sequence[Trace], weight: Callable[[Trace, int], float] = la
     return Examples(rows, torch.tensor(weights, dtype=torch.float32))
 
 
-def sft_stepper(model: Qwen3ForCausalLM, config: SFTConfig, accelerator: Accelerator | None = None) -> Stepper:
+def sft_stepper(model: PreTrainedModel, config: SFTConfig, accelerator: Accelerator | None = None) -> Stepper:
     """The optimizer of a supervised run; its `state_dict` is all that a resume needs beside the weights."""
     accelerator = accelerator or alone()
     nn.Module.to(model.eval(), accelerator.device)
@@ -78,7 +78,7 @@ def sft_stepper(model: Qwen3ForCausalLM, config: SFTConfig, accelerator: Acceler
 
 
 def sft_step(
-    model: Qwen3ForCausalLM, stepper: Stepper, config: SFTConfig, data: Examples, chosen_S: Tensor
+    model: PreTrainedModel, stepper: Stepper, config: SFTConfig, data: Examples, chosen_S: Tensor
 ) -> SFTMetrics:
     """One optimizer step on the chosen rows: Σ w·(−log π) / Σ w, at temperature 1.
 
@@ -99,7 +99,7 @@ def sft_step(
 
 
 @torch.no_grad()
-def sft_loss(model: Qwen3ForCausalLM, config: SFTConfig, data: Examples) -> float:
+def sft_loss(model: PreTrainedModel, config: SFTConfig, data: Examples) -> float:
     """The weighted cross-entropy of all examples, in nats a token; 0.0 where nothing has a weight."""
     total = 0.0
     for micro in micro_batches(data.rows, torch.arange(len(data.rows)), config.micro_tokens):

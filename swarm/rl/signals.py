@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from swarm.rl.advantages import Chain, advantages
 from swarm.rl.batch import Batch
 from swarm.rl.distill import TeacherStates, sampled, teacher_states, weights_KR
-from swarm.rl.forward import hidden_states, log_chosen
+from swarm.rl.forward import hidden_states, log_chosen, packs
 from swarm.rl.losses import kl, same, whiten
 from swarm.rl.mismatch import weights_of
 from swarm.rl.ppo import PPOConfig
@@ -50,8 +51,8 @@ class Signals:
 class Frozen:
     """Models that are only read: the reference of a KL term, and the teachers in the order of the configuration."""
 
-    reference: Qwen3ForCausalLM | None = None
-    teachers: tuple[Qwen3ForCausalLM, ...] = ()
+    reference: PreTrainedModel | None = None
+    teachers: tuple[PreTrainedModel, ...] = ()
 
     def check(self, config: PPOConfig) -> None:
         """Raises ValueError where a model is missing that the configuration wants, or the other way round."""
@@ -66,7 +67,7 @@ class Frozen:
 def signals_of(
     batch: Batch,
     config: PPOConfig,
-    policy: Qwen3ForCausalLM,
+    policy: PreTrainedModel,
     frozen: Frozen,
     values: Callable[[MicroBatch], Tensor],
     reduce: Callable[[Tensor], Tensor] = same,
@@ -77,7 +78,13 @@ def signals_of(
     if config.old_logprobs == "recompute":
         old_N = logprobs(policy, batch.rows, config)
     reference_N = None if frozen.reference is None else logprobs(frozen.reference, batch.rows, config)
-    chain = _chain(batch, config, values, old_N, reference_N)
+    chain = _chain(
+        batch,
+        config,
+        partial(read, of=values, micro_tokens=config.micro_tokens, share=packs(policy)),
+        old_N,
+        reference_N,
+    )
     advantage_N, target_N = advantages(chain, config.advantage)
     advantage_N = whiten(advantage_N, reduce).float()
     states, weight_KN = _taught(batch, config, frozen.teachers)
@@ -96,21 +103,21 @@ def signals_of(
     )
 
 
-def logprobs(model: Qwen3ForCausalLM, rows: Rows, config: PPOConfig) -> Tensor:
+def logprobs(model: PreTrainedModel, rows: Rows, config: PPOConfig) -> Tensor:
     """log π [N] of every action token, in nats at the sampler's temperature, without gradient."""
 
     def of(micro: MicroBatch) -> Tensor:
         h_nd = hidden_states(model, micro, config.bf16)
         return log_chosen(model, h_nd, micro.target_n, config.temperature)[0]
 
-    return read(rows, of, config.micro_tokens)
+    return read(rows, of, config.micro_tokens, packs(model))
 
 
 @torch.no_grad()
-def read(rows: Rows, of: Callable[[MicroBatch], Tensor], micro_tokens: int) -> Tensor:
-    """Something [N] on every action token, float32, without gradient."""
+def read(rows: Rows, of: Callable[[MicroBatch], Tensor], micro_tokens: int, share: bool = True) -> Tensor:
+    """Something [N] on every action token, float32, without gradient. `share`: see `micro_batches`."""
     out_N = torch.zeros(len(rows.target_N), device=rows.target_N.device)
-    for micro in micro_batches(rows, torch.arange(len(rows), device=out_N.device), micro_tokens):
+    for micro in micro_batches(rows, torch.arange(len(rows), device=out_N.device), micro_tokens, share):
         out_N[micro.index_n] = of(micro)
     return out_N
 
@@ -118,15 +125,15 @@ def read(rows: Rows, of: Callable[[MicroBatch], Tensor], micro_tokens: int) -> T
 def _chain(
     batch: Batch,
     config: PPOConfig,
-    values: Callable[[MicroBatch], Tensor],
+    values: Callable[[Rows], Tensor],
     old_N: Tensor,
     reference_N: Tensor | None,
 ) -> Chain:
     value_N, bootstrap_R = torch.zeros_like(old_N), torch.zeros_like(batch.reward_R)
     if config.advantage.critic:
-        value_N = read(batch.rows, values, config.micro_tokens)
+        value_N = values(batch.rows)
         cut_R = batch.cut_row_R >= 0
-        bootstrap_R[cut_R] = read(ends_of(batch.rows, batch.cut_row_R[cut_R]), values, config.micro_tokens)
+        bootstrap_R[cut_R] = values(ends_of(batch.rows, batch.cut_row_R[cut_R]))
     extra_N = None
     if reference_N is not None and config.kl.where == "reward":
         extra_N = -config.kl.coef * kl(config.kl.estimator, old_N, reference_N)
@@ -144,7 +151,7 @@ def _chain(
 
 
 def _taught(
-    batch: Batch, config: PPOConfig, models: Sequence[Qwen3ForCausalLM]
+    batch: Batch, config: PPOConfig, models: Sequence[PreTrainedModel]
 ) -> tuple[tuple[TeacherStates, ...], Tensor | None]:
     """What each teacher counts for on each token, and for the whole vocabulary its states on the rows it is for."""
     if not models:
