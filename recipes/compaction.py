@@ -138,8 +138,9 @@ class TrailJob:
         name = self.recipe.ppo.advantage.form if self.recipe.system == "compaction" else self.recipe.system
         trail_episodes.write(run / FILE, await self._evaluated(self.harness(), name, tasks, advance))
 
-    async def check_frozen(self) -> None:
-        """There is nothing frozen here."""
+    async def tend(self) -> Scores:
+        """There is nothing frozen here, and one engine."""
+        return {}
 
     def summary(self, step: int) -> dict[str, Any]:
         return {"system": self.recipe.system, "form": self.recipe.ppo.advantage.form}
@@ -184,8 +185,8 @@ async def _open(recipe: Compaction, tokenizer: PreTrainedTokenizerFast) -> Async
     torch.set_num_threads(threads)
     world = build_world(recipe.world, CACHE)
     tasks = TrailSet(world, recipe.trails)
-    async with open_engines(recipe, (recipe.start,), FULL, threads) as (engine,):
-        yield TrailJob(recipe, world, tasks, HermesChat(tokenizer, terse_tools=True), engine)
+    async with open_engines(recipe, (recipe.start,), FULL, threads) as engines:
+        yield TrailJob(recipe, world, tasks, HermesChat(tokenizer, terse_tools=True), engines.each[0])
 
 
 def _report(out: Path, console: Console) -> dict[str, Any]:

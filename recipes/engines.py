@@ -1,42 +1,66 @@
 """The engines of a run, of the kind that its recipe names, opened together and closed together.
 
+    embedded, vllm   one for each checkpoint, in this process
+    server           vLLM servers: a pool for the policy, a pool for the subagents, one for each other checkpoint;
+                     servers move between the first two as the queues ask
+
 Not here: what the engines do, and what is run on them.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import math
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from recipes.config import Training
 from swarm.checkpoint import load_model, ref_of
 from swarm.engine.embedded import EmbeddedEngine
+from swarm.engine.http import http_engines
+from swarm.engine.pool import Pool, pool
 from swarm.engine.qwen3 import dense
+from swarm.engine.server import ServerConfig
+from swarm.engine.shares import Shares
 from swarm.engine.vllm import VLLMConfig, vllm_engines
 from swarm.types import ServingEngine
 
 _MIB = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """One for each checkpoint, in the order in which they were asked for; the first is the policy's."""
+
+    each: tuple[ServingEngine, ...]
+    shares: Shares | None = None
+
+    async def rebalance(self) -> Mapping[str, float]:
+        """To be called between iterations, before the policy's update; metrics of both sides, where there are sides."""
+        return {} if self.shares is None else await self.shares.rebalance()
+
+
 @asynccontextmanager
 async def open_engines(
     recipe: Training, folders: Sequence[Path], max_len: int, threads: int
-) -> AsyncGenerator[tuple[ServingEngine, ...]]:
-    """An engine for each checkpoint, with contexts of up to `max_len` tokens, on so many cores.
+) -> AsyncGenerator[Engines]:
+    """Engines for the checkpoints, the policy's first, with contexts of up to `max_len` tokens, on so many cores.
 
     Raises CheckpointError for a folder that is none, EngineError for an engine that does not start.
     """
     async with AsyncExitStack() as stack:
         match recipe.engine:
             case "embedded":
-                engines = [await stack.enter_async_context(_embedded(recipe, f, max_len, threads)) for f in folders]
+                embedded = [_embedded(recipe, f, max_len, threads) for f in folders]
+                yield Engines(tuple([await stack.enter_async_context(e) for e in embedded]))
             case "vllm":
                 config = vllm_config(recipe, max_len, threads)
-                engines = await stack.enter_async_context(vllm_engines(folders, config))
+                yield Engines(await stack.enter_async_context(vllm_engines(folders, config)))
             case "server":
-                raise NotImplementedError
-        yield tuple(engines)
+                yield await _servers(stack, recipe, folders, max_len, threads)
 
 
 def _embedded(recipe: Training, folder: Path, max_len: int, threads: int) -> EmbeddedEngine:
@@ -45,6 +69,7 @@ def _embedded(recipe: Training, folder: Path, max_len: int, threads: int) -> Emb
 
 
 def vllm_config(recipe: Training, max_len: int, threads: int) -> VLLMConfig:
+    """What the recipe's settings are to vLLM."""
     s = recipe.serving
     return VLLMConfig(
         max_len=max_len,
@@ -56,3 +81,38 @@ def vllm_config(recipe: Training, max_len: int, threads: int) -> VLLMConfig:
         threads=threads,
         seconds=s.seconds,
     )
+
+
+async def _servers(
+    stack: AsyncExitStack, recipe: Training, folders: Sequence[Path], max_len: int, threads: int
+) -> Engines:
+    """`placement.engines` servers for the first two checkpoints, half each to begin with, and one for each other."""
+    count = recipe.placement.engines if len(folders) > 1 else 1
+    first = count // 2 if len(folders) > 1 else 1
+    serves = [*[folders[0]] * first, *[f for f in folders[1:2] for _ in range(count - first)], *folders[2:]]
+    config = vllm_config(recipe, max_len, max(1, threads // len(serves)))
+    configs = [ServerConfig(config, _gpus(recipe, k)) for k in range(len(serves))]
+    engines = await stack.enter_async_context(http_engines(serves, configs))
+    named = {f"server {k}": engine for k, engine in enumerate(engines)}
+    policy = await _pool(stack, list(named)[:first], named)
+    if len(folders) == 1:
+        return Engines((policy,))
+    subagents = await _pool(stack, list(named)[first:count], named, folders[1])
+    shares = Shares(policy, subagents) if recipe.placement.balance else None
+    return Engines((policy, subagents, *engines[count:]), shares)
+
+
+async def _pool(
+    stack: AsyncExitStack, names: Sequence[str], engines: Mapping[str, ServingEngine], folder: Path | None = None
+) -> Pool:
+    members = {name: engines[name] for name in names}
+    return await stack.enter_async_context(pool(members, ref_of(folder) if folder is not None else None))
+
+
+def _gpus(recipe: Training, k: int) -> tuple[int, ...]:
+    """Those of the k-th server: behind the learners', `tensor_parallel` each; none where there are none."""
+    if not torch.cuda.is_available():
+        return ()
+    behind = math.ceil(recipe.placement.learners * recipe.placement.learner_gpus)
+    width = recipe.serving.tensor_parallel
+    return tuple(range(behind + k * width, behind + (k + 1) * width))

@@ -77,8 +77,11 @@ class Job(Protocol):
         """The evaluation after training, `run/policy` being the trained weights; into files of the run folder."""
         ...
 
-    async def check_frozen(self) -> None:
-        """Raises RuntimeError where an engine no longer serves the frozen weights that it began with."""
+    async def tend(self) -> Scores:
+        """What is done to the engines before they get new weights: shares follow the queues. Metrics (`serving/`).
+
+        Raises RuntimeError where one no longer serves the frozen weights that it began with.
+        """
         ...
 
     def summary(self, step: int) -> dict[str, Any]:
@@ -227,9 +230,9 @@ async def _learn(parts: _Run[R], k: int, collected: _Collected) -> dict[str, Any
     # In a thread of its own: the collector goes on meanwhile, if it may.
     update = await trio.to_thread.run_sync(learner.update, batch)
     learned = perf_counter()
+    serving = await parts.job.tend()
     drift = await _publish(parts.recipe, parts.job.engine, learner)
     published = perf_counter()
-    await parts.job.check_frozen()
     records = parts.run.path / "rollouts" / f"iteration_{k + 1:04d}.rollouts"
     records.unlink(missing_ok=True)
     write_records(records, collected.rollouts)
@@ -244,6 +247,7 @@ async def _learn(parts: _Run[R], k: int, collected: _Collected) -> dict[str, Any
         **collected.scores,
         **_train_metrics(update),
         "time/rollout": collected.seconds,
+        **serving,
         "serving/probe_drift": drift,
         "time/train": learned - began,
         "time/publish": published - learned,

@@ -16,7 +16,7 @@ from envs.accept import accepted
 from envs.tasks import TaskSet
 from envs.world import World, WorldConfig, build_world
 from recipes.config import Recipe, Training
-from recipes.engines import open_engines
+from recipes.engines import Engines, open_engines
 from recipes.systems import Builder
 from rewards.table import table_scores
 from swarm.chat import HermesChat
@@ -45,6 +45,7 @@ class Session:
     engine: ServingEngine
     frozen: ServingEngine
     roles: Mapping[str, ServingEngine]
+    engines: Engines
     threads: int
 
     def harness(self) -> Harness:
@@ -103,14 +104,11 @@ async def session(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> AsyncGe
     builder = Builder(world, HermesChat(tokenizer, terse_tools=True), recipe)
     limit = max(recipe.main.context, recipe.child.context)
     others = tuple(dict.fromkeys(recipe.roles.values()))
-    async with open_engines(recipe, (recipe.start, recipe.subagent, *others), limit, threads) as (
-        engine,
-        frozen,
-        *more,
-    ):
+    async with open_engines(recipe, (recipe.start, recipe.subagent, *others), limit, threads) as engines:
+        engine, frozen, *more = engines.each
         serves = {recipe.subagent: frozen, **dict(zip(others, more, strict=True))}
         roles = {name: serves[folder] for name, folder in recipe.roles.items()}
-        yield Session(recipe, world, tasks, builder, engine, frozen, roles, threads)
+        yield Session(recipe, world, tasks, builder, engine, frozen, roles, engines, threads)
 
 
 async def roll_out(

@@ -78,11 +78,13 @@ class TableJob:
     async def closing(self, run: Path, advance: Callable[[int], None], skip: Callable[[int], None]) -> None:
         await closing(self.session, run, self.blocks, advance, skip)
 
-    async def check_frozen(self) -> None:
+    async def tend(self) -> Scores:
+        metrics = await self.session.engines.rebalance()
         for name, served in (await self.session.checksums()).items():
             before = self.frozen_sha256[name]
             if served != before:
                 raise RuntimeError(f"the frozen subagent {name!r} changed: sha256 {before[:12]}, now {served[:12]}")
+        return dict(metrics)
 
     def summary(self, step: int) -> dict[str, Any]:
         recipe = self.session.recipe
