@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from swarm.loop import Harness, begin, run
 from swarm.tools import CallContext, Refused
 from swarm.types import Artifact, Rollout, ToolCall, ToolResult, ToolSpec
@@ -95,7 +97,7 @@ class CreateSubagent:
             return Refused("duplicate_agent", f"agent {name[:40]!r} exists")
         if len(roster) >= self.limits.agents:
             return Refused("over_limit", f"at most {self.limits.agents} agents")
-        return replace(context.workspace, roster={**roster, name: system})
+        return structs.replace(context.workspace, roster={**roster, name: system})
 
     async def run(self, call: ToolCall, context: CallContext) -> ToolResult:
         return ToolResult(("created",))
@@ -133,7 +135,7 @@ class AssignTask:
         for refused, kind, reason in refusals:
             if refused:
                 return Refused(kind, reason)
-        return replace(ws, assigned=(*ws.assigned, (name, prompt)))
+        return structs.replace(ws, assigned=(*ws.assigned, (name, prompt)))
 
     async def run(self, call: ToolCall, context: CallContext) -> ToolResult:
         name, prompt = str(call.arguments["agent"]).strip(), str(call.arguments["prompt"]).strip()

@@ -5,12 +5,11 @@ Not here: what a call costs, and what becomes of its result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import trio
 from msgspec import Struct, structs
 
-from swarm.seeds import derive
 from swarm.tools import CallContext, Refused, Tool
 from swarm.types import ToolCall, ToolResult, Turn
 from swarm.workspace import Workspace
@@ -28,33 +27,37 @@ class Accepted(Struct, frozen=True):
     context: CallContext
 
 
-def prepare(
-    tools: Sequence[Tool], turn: Turn, caller: CallContext
-) -> tuple[Workspace, tuple[Accepted, ...], list[ToolResult]]:
-    """The workspace after all calls were checked, those to run, and a result (or its place) for each.
+class Checked(Struct, frozen=True):
+    """What comes of a turn's calls: the workspace after them, those to run, how many of these are ordinary, and
+    for each call a result or its place."""
 
-    `caller`: the agent's own seed, the index of the turn's first call, and in `left` the steps that the calls may
-    spend. Ordinary calls beyond them are refused, and so are calls of unknown tools; each malformed call is
-    a refusal at the end.
+    workspace: Workspace
+    accepted: tuple[Accepted, ...]
+    ordinary: int
+    results: list[ToolResult]
+
+
+def prepare(tools: Mapping[str, Tool], turn: Turn, caller: CallContext) -> Checked:
+    """Checks the calls of a turn, one after another.
+
+    `tools`: by name. `caller`: the context of the turn's first call, in `left` the steps that the calls may spend.
+    Ordinary calls beyond them are refused, and so are calls of unknown tools; each malformed call is a refusal
+    at the end.
     """
-    known = [_named(tools, c.name) for c in turn.calls]
-    affordable, ordinary = caller.left, sum(t is not None and t.spec.ordinary for t in known)
-    child_left = affordable - max(1, min(ordinary, affordable))
-    workspace, spent = caller.workspace, 0
+    affordable, workspace, spent = caller.left, caller.workspace, 0
+    child_left = affordable - max(1, min(_ordinary(tools, turn.calls), affordable))
     accepted: list[Accepted] = []
     results: list[ToolResult] = []
-    for place, (call, tool) in enumerate(zip(turn.calls, known, strict=True)):
+    for place, call in enumerate(turn.calls):
+        tool = tools.get(call.name)
         results.append(_PENDING)
         if tool is None:
-            have = ", ".join(t.spec.name for t in tools)
-            results[place] = _refusal("unknown_tool", f"no tool {call.name[:40]!r}, have {have}")
+            results[place] = _refusal("unknown_tool", f"no tool {call.name[:40]!r}, have {', '.join(tools)}")
             continue
         if tool.spec.ordinary and spent >= affordable:
             results[place] = _refusal("over_budget", f"{affordable} steps were left for calls")
             continue
-        index = caller.index + place
-        seed = derive(caller.seed, "call", index)
-        context = structs.replace(caller, index=index, seed=seed, left=child_left, workspace=workspace)
+        context = structs.replace(caller, index=caller.index + place, left=child_left, workspace=workspace)
         prepared = tool.prepare(call, context)
         if isinstance(prepared, Refused):
             results[place] = _refusal(prepared.kind, prepared.reason)
@@ -62,32 +65,34 @@ def prepare(
         workspace = prepared
         spent += tool.spec.ordinary
         accepted.append(Accepted(place, tool, call, context))
-    results += [_refusal("malformed_call", reason) for reason in turn.malformed]
-    return workspace, tuple(accepted), results
+    results.extend(_refusal("malformed_call", reason) for reason in turn.malformed)
+    return Checked(workspace, tuple(accepted), spent, results)
 
 
-async def run_all(accepted: Sequence[Accepted], results: Sequence[ToolResult]) -> list[ToolResult]:
-    """Runs the accepted calls at once; the results, each at its call's place."""
-    out = list(results)
+async def run_all(checked: Checked) -> list[ToolResult]:
+    """Runs the accepted calls at once; all results, each at its call's place."""
+    results = list(checked.results)
+    accepted = checked.accepted
     if len(accepted) == 1:  # a nursery would cost more than all the rest of a turn
-        out[accepted[0].place] = await accepted[0].tool.run(accepted[0].call, accepted[0].context)
+        results[accepted[0].place] = await accepted[0].tool.run(accepted[0].call, accepted[0].context)
     if len(accepted) <= 1:
-        return out
+        return results
 
     async def run_one(a: Accepted) -> None:
-        out[a.place] = await a.tool.run(a.call, a.context)
+        results[a.place] = await a.tool.run(a.call, a.context)
 
     async with trio.open_nursery() as nursery:
         for a in accepted:
             nursery.start_soon(run_one, a)
-    return out
+    return results
 
 
-def _named(tools: Sequence[Tool], name: str) -> Tool | None:
-    for tool in tools:
-        if tool.spec.name == name:
-            return tool
-    return None
+def _ordinary(tools: Mapping[str, Tool], calls: Sequence[ToolCall]) -> int:
+    count = 0
+    for call in calls:
+        tool = tools.get(call.name)
+        count += tool is not None and tool.spec.ordinary
+    return count
 
 
 def _refusal(kind: str, reason: str) -> ToolResult:

@@ -47,7 +47,7 @@ from swarm.types import (
     Stage,
     Status,
     Task,
-    ToolResult,
+    ToolSpec,
     Trace,
     Turn,
 )
@@ -70,11 +70,15 @@ class Harness:
     budget: Budget
     context: ContextPolicy = field(default_factory=ContextPolicy)
     scratchpad: bool = True
+    specs: tuple[ToolSpec, ...] = field(init=False, repr=False, compare=False)
+    by_name: Mapping[str, Tool] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         names = [t.spec.name for t in self.tools]
         if len(set(names)) != len(names):
             raise ValueError(f"harness: tools {names}, want each name once")
+        object.__setattr__(self, "specs", tuple(t.spec for t in self.tools))
+        object.__setattr__(self, "by_name", dict(zip(names, self.tools, strict=True)))
         check_room(self.context, self.budget.tokens, self.sampling.max_tokens)
 
 
@@ -175,7 +179,7 @@ async def step(harness: Harness, state: State) -> State:
         completion = await answer
     except EngineError as e:
         return structs.replace(state, status="error", error=str(e))
-    turn = harness.chat.parse(completion.ids, [t.spec for t in harness.tools])
+    turn = harness.chat.parse(completion.ids, harness.specs)
     state = _said(state, completion, prompt_tokens)
     if state.summarize:
         return _summarized(harness, state, completion.ids, turn)
@@ -224,37 +228,30 @@ def _answered(state: State, turn: Turn) -> State:
 
 async def _act(harness: Harness, state: State, turn: Turn, said: tuple[int, ...], prompt_tokens: int) -> State:
     first = state.ledger.counts.get("calls", 0)
-    caller = CallContext(
-        state.agent, state.depth, first, state.seed, state.left - 1, task=state.task, workspace=state.workspace
-    )
-    workspace, accepted, results = prepare(harness.tools, turn, caller)
-    results = await run_all(accepted, results)
-    children = tuple([r.child for r in results if r.child is not None])
-    ordinary = sum([a.tool.spec.ordinary for a in accepted])
-    stage = Stage(max(1, ordinary), tuple([c.ledger.critical_steps for c in children]))
-    texts: list[str] = []
+    caller = CallContext(state.agent, state.depth, first, state.seed, state.left - 1, state.task, state.workspace)
+    checked = prepare(harness.by_name, turn, caller)
+    results = await run_all(checked)
+    workspace, texts = checked.workspace, list[str]()
+    children, counts = list[Rollout](), dict[str, int]()
     for result in results:
         workspace, text = workspace.show(result.parts)
         texts.append(text)
-    state = structs.replace(state, workspace=workspace, children=state.children + children)
-    state = _paid(state, stage, {**_errors(results), "calls": len(results)})
-    return _observed(harness, state, Step(said, tuple(texts)), prompt_tokens + len(said))
-
-
-def _errors(results: Sequence[ToolResult]) -> dict[str, int]:
-    kinds = [r.error for r in results if r.error]
-    return {kind: kinds.count(kind) for kind in kinds}
+        if result.child is not None:
+            children.append(result.child)
+        if result.error:
+            counts[result.error] = counts.get(result.error, 0) + 1
+    counts["calls"] = len(results)
+    stage = Stage(max(1, checked.ordinary), tuple([c.ledger.critical_steps for c in children]))
+    state = structs.replace(state, workspace=workspace, children=(*state.children, *children))
+    step = Step(said, tuple(texts))
+    return _observed(harness, _paid(state, stage, counts), step, prompt_tokens + len(said))
 
 
 def _observed(harness: Harness, state: State, step: Step, used: int) -> State:
     """Appends a turn's results, and a note that says how it goes on. `used`: the context's tokens before."""
     policy = harness.context
-
-    def shown(ask: Ask) -> list[int]:
-        return harness.chat.observe(step.results, note(state.left, ask), closed=closed(harness.chat, step.ids))
-
     longest: Ask = "summarize" if policy.kind == "compaction" else ""
-    ids = shown(longest)
+    ids = _shown(harness, state, step, longest)
     follows = move(
         policy,
         used=used + len(ids),
@@ -264,7 +261,7 @@ def _observed(harness: Harness, state: State, step: Step, used: int) -> State:
         rewrites=len(state.past),
     )
     ask: Ask = "summarize" if follows == "summarize" else "answer now" if follows == "answer" else ""
-    observed = Span("observed", tuple(ids if ask == longest else shown(ask)))
+    observed = Span("observed", tuple(ids if ask == longest else _shown(harness, state, step, ask)))
     state = structs.replace(
         state,
         segment=state.segment.extended(observed),
@@ -275,6 +272,10 @@ def _observed(harness: Harness, state: State, step: Step, used: int) -> State:
     if follows == "truncate":
         return _rewritten(harness, state, (), "truncation")
     return _cut(state) if follows == "cut" else state
+
+
+def _shown(harness: Harness, state: State, step: Step, ask: Ask) -> list[int]:
+    return harness.chat.observe(step.results, note(state.left, ask), closed=closed(harness.chat, step.ids))
 
 
 def _rewritten(harness: Harness, state: State, summary: tuple[Step, ...], by: OpenedBy) -> State:
@@ -301,7 +302,7 @@ def _opened(harness: Harness, state: State, shown: Sequence[Step], by: OpenedBy,
 
 
 def _opening(harness: Harness, state: State) -> Opening:
-    return Opening(state.system, tuple(t.spec for t in harness.tools), state.prompt)
+    return Opening(state.system, harness.specs, state.prompt)
 
 
 def _paid(state: State, stage: Stage, counts: Mapping[str, int]) -> State:

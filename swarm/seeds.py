@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
+from hashlib import blake2b
+from struct import Struct
+
+_number = Struct("<Q").unpack
 
 
-def derive(seed: int, *path: int | str) -> int:
-    """A 63-bit seed that depends on all of `seed` and `path`, the same on every machine."""
-    digest = hashlib.blake2b(repr((seed, *path)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+def derive(*path: int | str) -> int:
+    """A 63-bit seed that depends on the whole path, a seed and what it is for, the same on every machine."""
+    return _number(blake2b(repr(path).encode(), digest_size=8).digest())[0] >> 1

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from swarm.seeds import derive
 from swarm.types import Task, ToolCall, ToolResult, ToolSpec
 from swarm.workspace import Workspace
 
@@ -21,16 +22,21 @@ class CallContext(Struct, frozen=True):
     """What a call may know of the agent that makes it.
 
     `agent` is the caller's lineage and `index` the call's place in the trace (unique in it);
-    `left`: the critical steps that a child started by this call may spend; `seed`: the call's own.
+    `left`: the critical steps that a child started by this call may spend; `agent_seed`: the caller's.
     """
 
     agent: str
     depth: int
     index: int
-    seed: int
+    agent_seed: int
     left: int
     task: Task
     workspace: Workspace
+
+    @property
+    def seed(self) -> int:
+        """The call's own; most calls need none."""
+        return derive(self.agent_seed, "call", self.index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,8 +307,7 @@ class ToolCall(Struct, frozen=True):
     arguments: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Artifact:
+class Artifact(Struct, frozen=True, gc=False):
     """Something in a rollout's workspace that a short handle `#17` stands for.
 
     A document has a `url`, a `title` and lettered `cells` (`#17.b` is the value of its field b);
@@ -317,7 +316,7 @@ class Artifact:
 
     title: str
     url: str = ""
-    cells: Mapping[str, str] = field(default_factory=dict[str, str])
+    cells: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
     rows: Table = ()
 
 

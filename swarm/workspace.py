@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field, structs
 
 from swarm.types import Artifact, Table
 
@@ -24,8 +25,7 @@ _RULE = re.compile(r"^[\s|:-]+$")
 ROWS = "#rows"
 
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
+class Workspace(Struct, frozen=True):
     """`items[k]` is what `#k` stands for; `items[0]` is the question.
 
     `roster`: name → system prompt of the subagents created; `assigned`: the prompts given out. `faded` are the
@@ -46,10 +46,10 @@ class Workspace:
         """Files an artifact; one with a known url keeps its number and gains the new cells."""
         known = next((k for k, a in enumerate(self.items) if artifact.url and a.url == artifact.url), None)
         if known is None:
-            return replace(self, items=(*self.items, artifact)), len(self.items)
+            return structs.replace(self, items=(*self.items, artifact)), len(self.items)
         old = self.items[known]
-        merged = replace(old, cells={**old.cells, **artifact.cells})
-        return replace(self, items=(*self.items[:known], merged, *self.items[known + 1 :])), known
+        merged = structs.replace(old, cells={**old.cells, **artifact.cells})
+        return structs.replace(self, items=(*self.items[:known], merged, *self.items[known + 1 :])), known
 
     def show(self, parts: tuple[str | Artifact, ...]) -> tuple[Workspace, str]:
         """Files the artifacts among the parts, in order: a new or faded one becomes its label, a known one `#17`."""
@@ -62,13 +62,13 @@ class Workspace:
             seen = len(ws.items)
             ws, k = ws.put(part)
             text.append(_label(k, ws.items[k]) if k == seen or k in ws.faded else f"#{k}")
-            ws = replace(ws, faded=ws.faded - {k}) if k in ws.faded else ws
+            ws = structs.replace(ws, faded=ws.faded - {k}) if k in ws.faded else ws
         return ws, "".join(text)
 
     def forgotten(self, shown: Sequence[str]) -> Workspace:
         """The workspace after the context was rewritten: only documents that these texts label go by their number."""
         visible = {int(n) for text in shown for n in _LABEL.findall(text)}
-        return replace(self, faded=frozenset(range(1, len(self.items))) - visible)
+        return structs.replace(self, faded=frozenset(range(1, len(self.items))) - visible)
 
     def expand(self, prompt: str) -> str:
         """A prompt for somebody else: the handles it names are written out below it, once each."""
@@ -91,7 +91,7 @@ class Workspace:
         if "|" not in content:
             return self
         new = tuple(self._row(line) for line in content.splitlines() if _is_row(line))
-        return replace(self, rows=self.rows + new) if new else self
+        return structs.replace(self, rows=self.rows + new) if new else self
 
     def table(self, answer: str) -> Table:
         """The rows that an answer hands in: own rows, literal ones included, and tables named by handle."""
