@@ -88,7 +88,7 @@ def test_a_saved_tokenizer_loads_with_autotokenizer(tmp_path) -> None:
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     assert isinstance(loaded, PreTrainedTokenizerFast)
     call = [ToolCall("access", {"url": "#17"})]
-    assert HermesChat(loaded).encode_turn("| #17 |", call) == CHAT.encode_turn("| #17 |", call)
+    assert HermesChat(loaded, terse_tools=True).encode_turn("| #17 |", call) == CHAT.encode_turn("| #17 |", call)
     assert loaded.chat_template == TOKENIZER.chat_template
 
 
@@ -122,6 +122,8 @@ def test_an_arbitrary_body_of_a_call_parses_without_an_exception(body: str) -> N
         ("<tool_call>\n{name}\n</tool_call>", "not JSON"),
         ("<tool_call>\n" + "[" * 20_000 + "\n</tool_call>", "not JSON"),
         ('<tool_call>{"name": "a", "arguments": {"x": NaN}}</tool_call>', "not JSON"),
+        ('<tool_call>{"name": "a", "arguments": {"x": 1e999}}</tool_call>', "not JSON"),
+        ("<think>\nlong", "unclosed <think>"),
         ('<tool_call>{"name": "a", "arguments": {"x": "\\ud800"}}</tool_call>', "not JSON"),
         ("<tool_call>[1]</tool_call>", "not a JSON object"),
         ('<tool_call>{"arguments": {}}</tool_call>', "no name"),
@@ -153,12 +155,6 @@ def test_a_terse_prompt_names_the_tools() -> None:
         "<|im_start|>system\nRead.\ntools: search access<|im_end|>\n"
         "<|im_start|>user\nOhio<|im_end|>\n<|im_start|>assistant\n"
     )
-
-
-def test_a_full_prompt_shows_the_signatures() -> None:
-    text = HermesChat(TOKENIZER).decode(HermesChat(TOKENIZER).prompt("Read.", TOOLS, "Ohio"))
-    signature = '{"name": "access", "description": "reads a page", "parameters": {"type": "object"}}'
-    assert f'{{"type": "function", "function": {signature}}}\n</tools>' in text
 
 
 def test_an_observation_closes_the_turn_only_if_it_is_open() -> None:
@@ -217,4 +213,9 @@ def test_a_tokenizer_without_the_markers_is_refused() -> None:
     bare = build_tokenizer(TEXTS).backend_tokenizer.to_str().replace("<|im_end|>", "<|other|>")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=type(TOKENIZER.backend_tokenizer).from_str(bare))
     with pytest.raises(ValueError, match="no <|im_end|> token"):
-        HermesChat(tokenizer)
+        HermesChat(tokenizer, terse_tools=True)
+
+
+def test_the_layout_of_qwen3_wants_its_markers_as_tokens() -> None:
+    with pytest.raises(ValueError, match=r"no <\|im_start\|> token, want <\|im_start\|> <\|im_end\|> as for Qwen3"):
+        HermesChat(TOKENIZER)
