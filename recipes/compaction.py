@@ -29,7 +29,7 @@ from recipes.trail_episodes import FILE, TrailEpisode
 from recipes.trail_start import TRAILS, WINDOW
 from recipes.trail_systems import FULL, System, agent, limits_of
 from rewards.trails import trail_scores
-from swarm.chat import HermesChat
+from swarm.chat import Chat, chat_of
 from swarm.loop import Harness
 from swarm.rl.advantages import AdvantageConfig
 from swarm.rl.ppo import PPOConfig
@@ -102,7 +102,7 @@ class TrailJob:
     recipe: Compaction
     world: World
     tasks: TrailSet
-    chat: HermesChat
+    chat: Chat
     engine: ServingEngine
 
     def draw(self, iteration: int) -> tuple[list[Task], list[int]]:
@@ -186,7 +186,7 @@ async def _open(recipe: Compaction, tokenizer: PreTrainedTokenizerFast) -> Async
     world = build_world(recipe.world, CACHE)
     tasks = TrailSet(world, recipe.trails)
     async with open_engines(recipe, (recipe.start,), FULL, threads) as engines:
-        yield TrailJob(recipe, world, tasks, HermesChat(tokenizer, terse_tools=True), engines.each[0])
+        yield TrailJob(recipe, world, tasks, chat_of(tokenizer), engines.each[0])
 
 
 def _report(out: Path, console: Console) -> dict[str, Any]:

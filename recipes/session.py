@@ -19,7 +19,7 @@ from recipes.config import Recipe, Training
 from recipes.engines import Engines, open_engines
 from recipes.systems import Builder
 from rewards.table import table_scores
-from swarm.chat import HermesChat
+from swarm.chat import chat_of
 from swarm.checkpoint import load_model, ref_of
 from swarm.folders import CheckpointError
 from swarm.gather import Job, gather
@@ -101,7 +101,7 @@ async def session(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> AsyncGe
     threads = threads_of(recipe)
     torch.set_num_threads(threads)
     world, tasks = open_world(recipe.world)
-    builder = Builder(world, HermesChat(tokenizer, terse_tools=True), recipe)
+    builder = Builder(world, chat_of(tokenizer), recipe)
     limit = max(recipe.main.context, recipe.child.context)
     others = tuple(dict.fromkeys(recipe.roles.values()))
     async with open_engines(recipe, (recipe.start, recipe.subagent, *others), limit, threads) as engines:

@@ -18,7 +18,7 @@ from orchestrator.scripted import Style, empty, orchestrate
 from orchestrator.tools import AssignTask, CreateSubagent
 from recipes.config import Limits, Recipe
 from subagents.scripted import read_table
-from swarm.chat import HermesChat
+from swarm.chat import Chat
 from swarm.engine.scripted import ScriptedEngine
 from swarm.loop import Harness
 from swarm.tools import Tool
@@ -34,7 +34,7 @@ class Builder:
     """What all systems of a run share: the world, the language and the limits."""
 
     world: World
-    chat: HermesChat
+    chat: Chat
     recipe: Recipe
 
     def single(self, engine: Engine) -> Harness:

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from envs.tools import Access, Search
 from envs.world import World
 from recipes.config import Limits
-from swarm.chat import HermesChat
+from swarm.chat import Chat
 from swarm.engine.scripted import ScriptedEngine
 from swarm.loop import Harness
 from swarm.transcript import Policy, read
@@ -36,7 +36,7 @@ def limits_of(limits: Limits, system: System) -> Limits:
     return replace(limits, rewriting=replace(limits.rewriting, kind=system))
 
 
-def agent(world: World, chat: HermesChat, engine: Engine, limits: Limits) -> Harness:
+def agent(world: World, chat: Chat, engine: Engine, limits: Limits) -> Harness:
     """An agent with `search` and `access` whose memory is its context: rows that it writes are not kept for it."""
     return Harness(
         engine=engine,
@@ -50,7 +50,7 @@ def agent(world: World, chat: HermesChat, engine: Engine, limits: Limits) -> Har
     )
 
 
-def scripted(chat: HermesChat, policy: Policy) -> ScriptedEngine:
+def scripted(chat: Chat, policy: Policy) -> ScriptedEngine:
     """An engine that says what a policy decides from the conversation's text."""
 
     def speak(ids: Sequence[int], sampling: Sampling) -> Sequence[int]:
