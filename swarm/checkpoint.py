@@ -80,8 +80,8 @@ def filed(model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None) -
     not in a file. This is also what vLLM takes. Raises ValueError for names that the plain model has not.
     """
     state = dict(model.state_dict() if weights is None else weights)
-    wanted = {n for n in model.state_dict() if ".base_layer." not in n and ".lora_" not in n}
-    strange = sorted(n for n in state.keys() ^ wanted if n in state)
+    wanted = {n.replace(".base_layer.", ".") for n in model.state_dict() if ".lora_" not in n}
+    strange = sorted(state.keys() - wanted)
     if strange:
         raise ValueError(f"checkpoint: {strange[0]} is none of the model's, want the weights of {type(model).__name__}")
     for name, source in _tied(model).items():
@@ -175,9 +175,8 @@ def _read_config(folder: Path) -> tuple[PreTrainedConfig, type[PreTrainedModel]]
     except (StrictDataclassError, ValueError, TypeError, KeyError, AttributeError) as e:
         kind = config_class.__name__.removesuffix("Config")
         raise CheckpointError(f"{folder}: config.json is no {kind} configuration: {line(e)}") from e
-    for name in ("vocab_size", "num_hidden_layers"):
-        if not isinstance(getattr(config, name, None), int):
-            raise CheckpointError(f"{folder}: {architecture.__name__} has no {name}, want a model of text alone")
+    if config.get_text_config() is not config:
+        raise CheckpointError(f"{folder}: {architecture.__name__} is of more than text, want a model of text alone")
     return config, architecture
 
 
