@@ -53,6 +53,9 @@ from swarm.types import (
 )
 from swarm.workspace import Workspace
 
+ONE_STEP = Stage(1)
+"""What most turns cost: one object for all of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Harness:
@@ -216,13 +219,13 @@ def _summarized(harness: Harness, state: State, ids: tuple[int, ...], turn: Turn
         "summary_cut": int(not closed(harness.chat, ids)),
         "call_in_summary": len(turn.calls) + len(turn.malformed),
     }
-    state = structs.replace(_paid(state, Stage(1), counts), summarize=False)
+    state = structs.replace(_paid(state, ONE_STEP, counts), summarize=False)
     return _rewritten(harness, state, (Step(ids),), "compaction")
 
 
 def _answered(state: State, turn: Turn) -> State:
     counts = {"call_after_budget": len(turn.calls) + len(turn.malformed)} if state.last else {}
-    state = _paid(state, Stage(1), counts)
+    state = _paid(state, ONE_STEP, counts)
     return structs.replace(state, status="exhausted" if state.last else "answered", answer=turn.content)
 
 
@@ -241,7 +244,9 @@ async def _act(harness: Harness, state: State, turn: Turn, said: tuple[int, ...]
         if result.error:
             counts[result.error] = counts.get(result.error, 0) + 1
     counts["calls"] = len(results)
-    stage = Stage(max(1, checked.ordinary), tuple([c.ledger.critical_steps for c in children]))
+    stage = ONE_STEP
+    if children or checked.ordinary > 1:
+        stage = Stage(max(1, checked.ordinary), tuple([c.ledger.critical_steps for c in children]))
     state = structs.replace(state, workspace=workspace, children=(*state.children, *children))
     step = Step(said, tuple(texts))
     return _observed(harness, _paid(state, stage, counts), step, prompt_tokens + len(said))
