@@ -1,4 +1,4 @@
-"""The command `swarm-rl`: train, eval, report, compare, tasks, score.
+"""The command `swarm-rl`: train, plan, eval, report, compare, tasks, score.
 
 Whatever a user can get wrong ends as one line on stderr and exit code 2, Ctrl-C as one line and 130;
 a traceback is a bug. Not here: what the commands do (each calls one function), and the fields of
@@ -26,7 +26,9 @@ from recipes.compaction_study import compaction, study
 from recipes.compare import compare_command
 from recipes.episodes import Episode, EpisodesError, by_rows, summary
 from recipes.evaluate import SYSTEMS, eval_command
+from recipes.gpu import wide_search_4b, wide_search_30b
 from recipes.overrides import OverrideError, apply, describe
+from recipes.plan import plan_command
 from recipes.progress import Progress
 from recipes.report import ReportError, ordered, summary_table
 from recipes.show_tasks import tasks_command
@@ -43,6 +45,7 @@ usage: swarm-rl COMMAND ...
 Train an orchestrator that spawns frozen subagents, and measure it.
 
   train RECIPE    train, evaluate and report: the whole job, into runs/RECIPE
+  plan RECIPE     show what a run takes of a machine or a cluster, without loading anything
   eval RUN        evaluate a finished run on tasks and worlds that it never saw
   report RUN      rebuild the report of a run and show its table
   compare OUT     compare finished runs, several seeds of each recipe
@@ -82,6 +85,8 @@ RECIPES: Mapping[str, Entry] = {
     "serial_collapse_parl": Entry(serial_collapse_parl, train),
     "spurious": Entry(spurious, train),
     "spurious_finish": Entry(spurious_finish, train),
+    "wide_search_4b": Entry(wide_search_4b, train),
+    "wide_search_30b": Entry(wide_search_30b, train),
 }
 
 
@@ -108,6 +113,8 @@ def _dispatch(argv: list[str], recipes: Mapping[str, Entry]) -> int:
     match command:
         case "train":
             return _train(rest, recipes, console)
+        case "plan":
+            return plan_command(rest, {name: entry.make for name, entry in recipes.items()}, console)
         case "eval":
             return _eval(rest, console)
         case "report":
