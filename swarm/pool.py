@@ -146,9 +146,18 @@ class Pool:
             sums.append(await life.worker.checksums())
 
         while not sums:
-            await self._together([self._somebody_up])
+            await self.up(1)
             await self._together([partial(self._ask, life, add) for life in self._lives])
         return sums
+
+    async def up(self, count: int) -> None:
+        """Waits until so many workers are up. Raises WorkerError when the pool cannot go on."""
+
+        async def wait() -> None:
+            while len(self._lives) < count:
+                await self._changed.wait()
+
+        await self._together([wait])
 
     async def _together(self, works: Sequence[Callable[[], Awaitable[None]]]) -> None:
         """Runs them at once, all ended if the pool breaks. Raises what broke it."""
@@ -164,10 +173,6 @@ class Pool:
                 self._scopes.discard(scope)
         if self._broken is not None:
             raise self._broken
-
-    async def _somebody_up(self) -> None:
-        while not self._lives:
-            await self._changed.wait()
 
     async def _ask(self, life: _Life, work: Callable[[_Life], Awaitable[None]]) -> None:
         """Something else than a rollout, of one worker that may be lost under way."""
