@@ -4,6 +4,8 @@
     server           vLLM servers: a pool for the policy, a pool for the subagents, one for each other checkpoint;
                      servers move between the first two as the queues ask
 
+Where the placement says so, the subagents' checkpoints take turns on one engine instead.
+
 Not here: what the engines do, and what is run on them.
 """
 
@@ -25,6 +27,7 @@ from swarm.engine.pool import Pool, pool
 from swarm.engine.qwen3 import dense
 from swarm.engine.server import ServerConfig
 from swarm.engine.shares import Shares
+from swarm.engine.turns import turns
 from swarm.engine.vllm import VLLMConfig, vllm_engines
 from swarm.types import ServingEngine
 
@@ -51,6 +54,17 @@ async def open_engines(
 
     Raises CheckpointError for a folder that is none, EngineError for an engine that does not start.
     """
+    if recipe.placement.subagents == "each":
+        async with _one_each(recipe, folders, max_len, threads) as engines:
+            yield engines
+        return
+    async with _one_each(recipe, folders[:2], max_len, threads) as engines, turns(engines.each[1]) as shared:
+        views = [shared.view(ref_of(folder)) for folder in folders[1:]]
+        yield Engines((engines.each[0], *views), engines.shares)
+
+
+@asynccontextmanager
+async def _one_each(recipe: Training, folders: Sequence[Path], max_len: int, threads: int) -> AsyncGenerator[Engines]:
     async with AsyncExitStack() as stack:
         match recipe.engine:
             case "embedded":

@@ -54,12 +54,14 @@ class Placement:
     """How many of each part there are.
 
     `engines` is how many servers the run has for policy and subagents together; `balance` lets their shares follow
-    the queues. `workers`: rollout workers, each with engines of its own, as Ray actors on the cluster at `address`
-    ("": this machine); 0 collects in this process. `learners`: processes that share an update.
+    the queues. `subagents`: each of several checkpoints has an engine, or they take turns on one. `workers`: rollout
+    workers, each with engines of its own, as Ray actors on the cluster at `address` ("": this machine); 0 collects in
+    this process. `learners`: processes that share an update.
     """
 
     engines: int = 2
     balance: bool = True
+    subagents: Literal["each", "turns"] = "each"
     workers: int = 0
     worker_cpus: float = 1.0
     worker_gpus: float = 0.0
@@ -69,6 +71,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         _placement("engines", self.engines, self.engines >= 2, "2 or more: one for the policy, one for subagents")
+        _placement("subagents", self.subagents, self.subagents in ("each", "turns"), "'each' or 'turns'")
         _placement("workers", self.workers, self.workers >= 0, "0 or more")
         _placement("learners", self.learners, self.learners >= 1, "1 or more")
         for name in ("worker_cpus", "worker_gpus", "learner_gpus"):
