@@ -76,8 +76,11 @@ class Chat:
 
         Where the tags around a result are no tokens, a result that spells one out has its `<` written `&lt;`.
         """
-        shown = [self._enclosed(text.removesuffix("\n")) for text in results]
-        return [*(() if closed else (self._end,)), *self._ids(self.layout.observed(shown, note))]
+        shown = [text.removesuffix("\n") for text in results]
+        for tag in self._spelled:
+            shown = [text.replace(tag, tag.replace("<", "&lt;")) for text in shown]
+        ids = self._ids(self.layout.observed(shown, note))
+        return ids if closed else [self._end, *ids]
 
     def encode_turn(self, content: str, calls: Sequence[ToolCall] = ()) -> list[int]:
         """The ids with which a policy says this, end-of-turn id included: `parse` gives it back.
@@ -97,25 +100,27 @@ class Chat:
         return read_turn(self.decode(said), self.layout.read, tools)
 
     def _ids(self, parts: Parts) -> list[int]:
+        cuts, plain_ids = self._cuts, self._plain_ids
         ids: list[int] = []
         letters = ""
         for part in parts:
-            if not isinstance(part, Fixed):
-                letters += part
+            if part.__class__ is not Fixed:
+                letters = letters + part if letters else part
                 continue
-            known = self._cuts.get(part)
-            before, between, after = self._cut(part) if known is None else known
-            letters += before
+            cut = cuts.get(part)
+            before, between, after = self._cut(part) if cut is None else cut
+            if before:
+                letters += before
             if between:
                 if letters:
-                    ids += self._plain_ids(letters)
+                    ids += plain_ids(letters)
                 ids += between
                 letters = after
         if letters:
-            ids += self._plain_ids(letters)
+            ids += plain_ids(letters)
         return ids
 
-    def _cut(self, fixed: Fixed) -> tuple[str, tuple[int, ...], str]:
+    def _cut(self, fixed: str) -> tuple[str, tuple[int, ...], str]:
         """The letters before its first marker, the ids from there to its last one, the letters after; kept."""
         found = list(self._marker.finditer(fixed))
         cut: tuple[str, tuple[int, ...], str] = (str(fixed), (), "")
@@ -129,11 +134,6 @@ class Chat:
         if len(self._cuts) < _CUTS:
             self._cuts[fixed] = cut
         return cut
-
-    def _enclosed(self, text: str) -> str:
-        for tag in self._spelled:
-            text = text.replace(tag, tag.replace("<", "&lt;"))
-        return text
 
 
 class HermesChat(Chat):

@@ -18,6 +18,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 WORDS = (
     'List all airports in Ohio. The latest revision wins; café, naïve, 東京.\n\n  {"name": "see", "arguments": {}}',
     "ab abab system user assistant model tool_response <tool_call> function parameter one two [left 3] answer now\n",
+    "é\n\né\n\nab",
 ) * 4
 QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

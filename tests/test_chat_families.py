@@ -157,7 +157,9 @@ values = {
 }
 calls = st.builds(ToolCall, st.just("see"), st.fixed_dictionaries({}, optional=values)) | st.just(ToolCall("done", {}))
 exchange_lists = st.lists(
-    st.builds(Exchange, texts, st.lists(calls, max_size=3), st.lists(texts, max_size=3), texts), max_size=4
+    # An opening ends in a line break: white space after it is one token with it as text, and its own when sampled.
+    st.builds(Exchange, texts.map(str.lstrip), st.lists(calls, max_size=3), st.lists(texts, max_size=3), texts),
+    max_size=4,
 )
 tool_lists = st.sampled_from([(), (SEE,), (SEE, DONE)])
 
