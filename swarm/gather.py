@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import trio
@@ -10,6 +12,9 @@ import trio
 from swarm.checks import want
 from swarm.loop import Harness, begin, run
 from swarm.types import Budget, Rollout, Task
+
+YOUNG = 50_000
+"""How many objects are made, less those that are freed, before the garbage collector looks at them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,29 @@ async def gather(
             if done is not None:
                 done(rollout)
 
-    async with trio.open_nursery() as nursery:
-        for _ in range(min(at_once, len(jobs))):
-            nursery.start_soon(work)
+    with _collecting_less():
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(at_once, len(jobs))):
+                nursery.start_soon(work)
     return [r for r in results if r is not None]
+
+
+@contextmanager
+def _collecting_less() -> Generator[None]:
+    """Has the garbage collector look at young objects less often, and at what was alive before not at all.
+
+    Agents are many objects that live from turn to turn. The full collections that they bring about look through all
+    of them, and through all that torch and transformers made when they were imported, and find nothing: an agent
+    leads to no cycle. Whoever has frozen objects already keeps his own settings.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    young, *older = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(max(young, YOUNG) if young else 0, *older)
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, *older)
+        gc.unfreeze()

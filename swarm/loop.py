@@ -270,13 +270,18 @@ def _observed(harness: Harness, state: State, step: Step, used: int) -> State:
     state = structs.replace(
         state,
         segment=state.segment.extended(observed),
-        steps=(*state.steps, step)[-policy.keep :] if policy.keep else (),
+        steps=_kept(policy, state.steps, step),
         last=follows == "answer",
         summarize=follows == "summarize",
     )
     if follows == "truncate":
         return _rewritten(harness, state, (), "truncation")
     return _cut(state) if follows == "cut" else state
+
+
+def _kept(policy: ContextPolicy, steps: tuple[Step, ...], step: Step) -> tuple[Step, ...]:
+    """The last steps, where a rewrite could need them."""
+    return (*steps, step)[-policy.keep :] if policy.kind != "none" and policy.keep else ()
 
 
 def _shown(harness: Harness, state: State, step: Step, ask: Ask) -> list[int]:
