@@ -53,11 +53,11 @@ def save(
 ) -> CheckpointRef:
     """Writes the model as a folder that transformers loads, replacing what is there.
 
-    `weights` are written in the place of the model's own, by the same names: those of a policy with adapters,
-    merged. Raises CheckpointError if the disk refuses; the folder is then as it was. Raises ValueError where the
-    names of the weights are not those of the plain model.
+    `weights`, in the form that `filed` gives, are written in the place of the model's own: those of a policy with
+    adapters, merged. Raises CheckpointError if the disk refuses; the folder is then as it was. Raises ValueError
+    for a model with adapters without them.
     """
-    tensors = filed(model, weights)
+    tensors = filed(model) if weights is None else dict(weights)
     sha = weights_sha256(tensors)
 
     def write(into: Path) -> None:

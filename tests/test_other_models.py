@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
-from swarm.checkpoint import load_model, ref_of, save, weights_sha256
+from swarm.checkpoint import filed, load_model, ref_of, save, weights_sha256
 from swarm.engine.qwen3 import dense
 from swarm.folders import CheckpointError
 from swarm.rl.batch import Batch
@@ -238,7 +238,7 @@ def test_code_that_a_folder_brings_is_not_run(tmp_path: Path) -> None:
 def test_weights_of_several_float_types_are_refused(tmp_path: Path) -> None:
     model = made("gemma3")
     mixed = {n: t.bfloat16() if "mlp" in n else t for n, t in model.state_dict().items()}
-    ref = save(model, None, tmp_path / "m", 0, mixed)
+    ref = save(model, None, tmp_path / "m", 0, filed(model, mixed))
     with pytest.raises(CheckpointError, match="weights of bfloat16, float32, want one float type"):
         load_model(ref)
 

@@ -59,7 +59,7 @@ def parameters(learner: Learner) -> dict[str, Tensor]:
 def plainly(learner: Learner, family: str) -> PreTrainedModel:
     """The plain model with the learner's weights, as an engine would have it."""
     model = made(family, seed=9)
-    model.load_state_dict(learner.weights(), strict=True)
+    model.load_state_dict(merged_state_dict(learner.policy), strict=True)
     return model
 
 

@@ -34,7 +34,7 @@ from typing import Any
 import torch
 import trio
 
-from swarm.checkpoint import load_model, ref_of
+from swarm.checkpoint import filed, load_model, ref_of
 from swarm.engine.serving import Limits, Part, Serving
 from swarm.engine.settle import running, settle
 from swarm.engine.thread import Thread
@@ -123,7 +123,7 @@ async def serving(core: Core, thread: Thread, version: int = 0) -> AsyncGenerato
 
 
 def _read(ref: CheckpointRef) -> Mapping[str, Any]:
-    return load_model(ref).state_dict()
+    return filed(load_model(ref))
 
 
 @dataclass(eq=False, slots=True)

@@ -21,7 +21,7 @@ from accelerate import Accelerator  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from swarm.checkpoint import weights_sha256
+from swarm.checkpoint import filed, weights_sha256
 from swarm.rl.adapt import adapt, adapted, frozen_weights, load_trained, merged_state_dict, trained_state
 from swarm.rl.batch import Batch
 from swarm.rl.critic import Critic, ValueHead
@@ -110,8 +110,8 @@ class Learner:
         return signals_of(batch, self.config, self.policy, self.frozen, self._values, self._sum)
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy as a plain model's state dict, for engines and checkpoints; copy before the next update."""
-        return merged_state_dict(self.policy)
+        """The policy as a plain model's file has it, for engines and checkpoints; copy before the next update."""
+        return filed(self.policy, merged_state_dict(self.policy))
 
     @cached_property
     def _base(self) -> str:
