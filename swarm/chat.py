@@ -13,7 +13,6 @@ Not here: the loop, what a call means, and the layouts (`swarm.chat_hermes`, `sw
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -44,13 +43,13 @@ class Chat:
         self.layout = layout
         self._full: Tokenizer = tokenizer.backend_tokenizer
         self._markers = _markers(self._full, layout)
-        self._marker = re.compile("|".join(map(re.escape, sorted(self._markers, key=len, reverse=True))))
-        self._plain_ids = _cached(_without_added_tokens(self._full), cache)
+        plain = _without_added_tokens(self._full)
+        self._plain_ids = _cached(plain, cache)
         self._cuts: dict[str, tuple[str, tuple[int, ...], str]] = {}
         self._end = self._markers[layout.end]
         self._stop = tuple(dict.fromkeys(i for i in (self._end, tokenizer.eos_token_id) if isinstance(i, int)))
         self._spelled = tuple(tag for tag in layout.response if tag not in self._markers)
-        forged = [marker for marker, i in self._markers.items() if i in self._plain_ids(marker)]
+        forged = [m for m, i in self._markers.items() if i in plain.encode(m, add_special_tokens=False).ids]
         if forged:
             raise ValueError(f"tokenizer makes the token {forged[0]} out of letters, want letters to stay letters")
 
@@ -122,7 +121,9 @@ class Chat:
 
     def _cut(self, fixed: str) -> tuple[str, tuple[int, ...], str]:
         """The letters before its first marker, the ids from there to its last one, the letters after; kept."""
-        found = list(self._marker.finditer(fixed))
+        # Of markers that begin alike the longest counts, as in a tokenizer.
+        present = sorted((m for m in self._markers if m in fixed), key=len, reverse=True)
+        found = list(re.finditer("|".join(map(re.escape, present)), fixed)) if present else []
         cut: tuple[str, tuple[int, ...], str] = (str(fixed), (), "")
         if found:
             between: list[int] = []
@@ -166,8 +167,12 @@ def _markers(tokenizer: Tokenizer, layout: Layout) -> dict[str, int]:
 
 
 def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    spec = json.loads(tokenizer.to_str())
-    return Tokenizer.from_str(json.dumps({**spec, "added_tokens": [], "post_processor": None}))
+    plain = Tokenizer(tokenizer.model)
+    if tokenizer.normalizer is not None:
+        plain.normalizer = tokenizer.normalizer
+    if tokenizer.pre_tokenizer is not None:
+        plain.pre_tokenizer = tokenizer.pre_tokenizer
+    return plain
 
 
 def _cached(tokenizer: Tokenizer, size: int) -> Callable[[str], tuple[int, ...]]:

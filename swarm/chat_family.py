@@ -70,8 +70,8 @@ FAMILIES = (
 
 def layout_of(tokenizer: PreTrainedTokenizerFast) -> Layout:
     """Raises ValueError if no family has the tokenizer's markers, or none renders what its chat template does."""
-    vocabulary = tokenizer.get_vocab()
-    able = [f for f in FAMILIES if all(marker in vocabulary for marker in f.layout.needs)]
+    token = tokenizer.backend_tokenizer.token_to_id
+    able = [f for f in FAMILIES if all(token(marker) is not None for marker in f.layout.needs)]
     if not able:
         wanted = "; ".join(f"{' '.join(f.layout.needs)} ({f.layout.name})" for f in FAMILIES[1:])
         raise ValueError(f"tokenizer: no turn markers of a known family, want {wanted}")
