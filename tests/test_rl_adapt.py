@@ -355,3 +355,27 @@ def test_a_policy_is_adapted_once() -> None:
     adapt(model, LORA, seed=0)
     with pytest.raises(ValueError, match="frozen already"):
         adapt(model, LAST, seed=0)
+
+
+# --- half precision -----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma3", "qwen3"])
+def test_adapters_of_a_bf16_policy_are_float32_and_its_plain_weights_bf16(family: str) -> None:
+    learner = Learner(made(family).bfloat16(), CONFIG)
+    assert {p.dtype for p in learner.policy_stepper.parameters} == {torch.float32}
+    before = parameters(learner)
+    metrics = learner.update(branches())
+    assert (metrics.policy_steps, metrics.skipped) == (2, 0)
+    assert changed(before, parameters(learner))
+    assert {x.dtype for x in learner.weights().values()} == {torch.bfloat16}
+
+
+@pytest.mark.slow
+def test_bf16_products_of_another_family_stay_near_those_of_float32() -> None:
+    model = made("gemma3")
+    batch = sampled_by(model, branches())
+    metrics = Learner(model, replace(CONFIG, bf16=True)).update(batch)
+    assert 0.0 < metrics.drift_mean < 0.05
+    assert metrics.policy_steps == 2
