@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.programs import Call, Step
 from swarm.engine.embedded import EmbeddedEngine, _Request
-from swarm.engine.vllm import Core, Request
+from swarm.engine.vllm_core import Core, Request
 from swarm.seeds import derive
 from swarm.types import Sampling
 

@@ -31,7 +31,8 @@ from swarm.checkpoint import load_model, ref_of
 from swarm.engine.embedded import EmbeddedEngine
 from swarm.engine.probe import verify
 from swarm.engine.thread import Thread
-from swarm.engine.vllm import Core, serving
+from swarm.engine.vllm import serving
+from swarm.engine.vllm_core import Core
 from swarm.loop import Harness
 from swarm.types import Rollout, ServingEngine, Task
 

@@ -1,6 +1,7 @@
 """The engines of a run, of the kind that its recipe names, opened together and closed together.
 
-    embedded, vllm   one for each checkpoint, in this process
+    embedded, vllm   one for each checkpoint, in this process; on vLLM a checkpoint may be a LoRA adapter of the
+                     subagents' own
     server           vLLM servers: a pool for the policy, a pool for the subagents, one for each other checkpoint;
                      servers move between the first two as the queues ask
 
@@ -28,7 +29,8 @@ from swarm.engine.qwen3 import dense
 from swarm.engine.server import ServerConfig
 from swarm.engine.shares import Shares
 from swarm.engine.turns import turns
-from swarm.engine.vllm import VLLMConfig, vllm_engines
+from swarm.engine.vllm import vllm_engines
+from swarm.engine.vllm_core import VLLMConfig
 from swarm.types import ServingEngine
 
 _MIB = 1 << 20
@@ -71,8 +73,7 @@ async def _one_each(recipe: Training, folders: Sequence[Path], max_len: int, thr
                 embedded = [_embedded(recipe, f, max_len, threads) for f in folders]
                 yield Engines(tuple([await stack.enter_async_context(e) for e in embedded]))
             case "vllm":
-                config = vllm_config(recipe, max_len, threads)
-                yield Engines(await stack.enter_async_context(vllm_engines(folders, config)))
+                yield Engines(await _vllm(stack, folders, vllm_config(recipe, max_len, threads)))
             case "server":
                 yield await _servers(stack, recipe, folders, max_len, threads)
 
@@ -95,6 +96,16 @@ def vllm_config(recipe: Training, max_len: int, threads: int) -> VLLMConfig:
         threads=threads,
         seconds=s.seconds,
     )
+
+
+async def _vllm(stack: AsyncExitStack, folders: Sequence[Path], config: VLLMConfig) -> tuple[ServingEngine, ...]:
+    """Folders that are LoRA adapters are served on the second checkpoint's engine, the subagents'."""
+    adapters = [f for f in folders[2:] if (f / "adapter_config.json").exists()]
+    whole = [f for f in folders if f not in adapters]
+    order = [*whole[:1], *whole[2:], *whole[1:2]]
+    engines = await stack.enter_async_context(vllm_engines(order, config, 0, adapters))
+    serves = dict(zip([*order[1:], *adapters], engines[1:], strict=True))
+    return (engines[0], *(serves[f] for f in folders[1:]))
 
 
 async def _servers(

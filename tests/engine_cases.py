@@ -13,7 +13,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from swarm.checkpoint import save
 from swarm.engine.embedded import EmbeddedEngine
 from swarm.engine.thread import Thread
-from swarm.engine.vllm import Core, VLLMConfig
+from swarm.engine.vllm_core import Core, VLLMConfig
 
 VOCAB = 40
 

