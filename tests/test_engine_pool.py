@@ -213,6 +213,25 @@ async def test_an_engine_that_started_anew_loads_the_checkpoint_of_the_pool(auto
         assert b.weights == "sha-a"
 
 
+async def test_an_engine_that_refuses_until_it_is_loaded_is_loaded(autojump_clock):
+    class Anew(Fake):
+        async def load(self, ref: CheckpointRef) -> None:
+            self.trouble = ""
+            await super().load(ref)
+
+    a, b = Fake(), Anew()
+    async with pool({"a": a, "b": b}, A) as engine:
+        b.trouble = "started again"
+        await at_once(engine, [[1], [2]])
+        await trio.sleep(1)
+        assert len(engine.serving) == 2
+    async with pool({"a": a, "b": b}) as engine:
+        b.trouble = "started again"
+        await at_once(engine, [[1], [2]])
+        await trio.sleep(100)
+        assert engine.members[1].out == "started again"
+
+
 async def test_an_update_does_not_wait_for_an_engine_that_is_out(autojump_clock):
     async with two(patience=10.0) as (engine, _a, b):
         b.hangs = True

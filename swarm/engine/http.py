@@ -29,11 +29,11 @@ import torch
 import trio
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
-from swarm.checkpoint import load_model
+from swarm.checkpoint import filed, load_model
 from swarm.engine.server import GENERATE, Server, ServerConfig, client_of, started
 from swarm.engine.serving import Limits, Part, Serving
 from swarm.engine.vllm_worker import digest_of
-from swarm.folders import read_json
+from swarm.folders import CheckpointError, read_json
 from swarm.types import CheckpointRef, EngineError, Finish, Sampling
 
 _SEED_MASK = 2**63 - 1
@@ -67,10 +67,9 @@ async def http_engines(
         await _all_ready(servers, configs)
         engines: list[Serving] = []
         for server, (folder, config) in zip(servers, jobs, strict=True):
-            vocab = int(read_json(folder / "config.json")["vocab_size"])
-            limits = Limits(config.engine.max_len, vocab, config.engine.seconds)
-            at = Place(server.address, server.folders, config.engine.max_seqs + _SPARE, partial(_death_of, server))
-            engines += [await stack.enter_async_context(connected(at, limits, version))]
+            limits = Limits(config.engine.max_len, _vocab(folder), config.engine.seconds)
+            place = _place(server, config.engine.max_seqs + _SPARE)
+            engines += [await stack.enter_async_context(connected(place, limits, version))]
         yield tuple(engines)
 
 
@@ -82,13 +81,15 @@ _SPARE = 32
 class Place:
     """Where a server is: `Place("http://10.0.0.7:8000", (Path("/shared/weights"),))`.
 
-    `folders`: where it finds what is written for it, the best first. `death` tells why it is gone, "" while it is not.
+    `folders`: where it finds what is written for it, the best first. `death` tells why it is gone, "" while it is not;
+    `starts`, how often it was started: after each it has the weights of its checkpoint.
     """
 
     address: str
     folders: tuple[Path, ...]
     connections: int = 256
     death: Callable[[], str] = str
+    starts: Callable[[], int] = int
 
 
 @asynccontextmanager
@@ -104,7 +105,10 @@ class HttpBackend:
     def __init__(self, client: httpx.AsyncClient, place: Place, seconds: float) -> None:
         self._client, self._place, self._seconds = client, place, seconds
         self._sampling = 0
+        self._starts = place.starts()
         self._paused = False
+        self._poisoned = False
+        """The server has keys and values that are no numbers."""
 
     async def sample(self, ids: Sequence[int], sampling: Sampling) -> Part:
         body = _body(ids, sampling)
@@ -124,15 +128,19 @@ class HttpBackend:
             await trio.sleep(_LATE_SECONDS)
 
     async def replace(self, weights: Mapping[str, Any]) -> None:
+        starts = self._place.starts()
         size = sum(w.numel() * w.element_size() for w in weights.values())
         with TemporaryDirectory(dir=_roomy(self._place.folders, size)) as folder:
             await trio.to_thread.run_sync(_write, weights, Path(folder) / "model.safetensors")
             await self._call("reload_weights", weights_path=folder)
             await self._call("swarm_pack")
+        if self._poisoned:
+            await self._call("swarm_clear")
+            self._poisoned = False
         if (await self._order("/reset_prefix_cache")).json() != {"success": True}:
             raise EngineError("the prefix cache was not reset")
         await self._order("/resume")
-        self._paused = False
+        self._paused, self._starts = False, starts
 
     async def checksum(self) -> str:
         """Of the weights as the server's workers hold them: the packed ones, where they are packed."""
@@ -169,6 +177,7 @@ class HttpBackend:
         raise EngineError(f"{self._place.address}{path}: no answer within {self._seconds:g} s")
 
     async def _stream(self, body: Mapping[str, Any], born: float) -> Part:
+        self._check_weights()
         if self._paused:
             return Part((), (), "interrupted")
         answer = _Answer()
@@ -183,13 +192,19 @@ class HttpBackend:
                         answer.queued = now - born if answer.queued < 0 else answer.queued
         if scope.cancelled_caught:
             raise EngineError(f"{self._place.address}: no {_RUN} tokens within {self._seconds:g} s")
+        self._check_weights()
+        self._poisoned = self._poisoned or any(x <= _FLOOR for x in answer.logprobs)
         return answer.part(interrupted=self._paused)
+
+    def _check_weights(self) -> None:
+        if self._place.starts() != self._starts:
+            raise EngineError(f"{self._place.address}: started again, with the weights that it had at first")
 
     def _check(self, status: int, text: str) -> None:
         if 200 <= status < 300:
             return
-        words = f"{self._place.address}: status {status}: {' '.join(text.split())[:300]}"
-        raise _Unwell(words) if status >= 500 else EngineError(words)
+        words = f"status {status}: {' '.join(text.split())[:300]}"
+        raise _Unwell(words) if status >= 500 else EngineError(f"{self._place.address}: {words}")
 
 
 class _Unwell(Exception):
@@ -198,13 +213,17 @@ class _Unwell(Exception):
 
 @dataclass(eq=False, slots=True)
 class _Answer:
-    """What has been streamed of one sampling. `queued`: seconds until the first token, -1 before it."""
+    """What has been streamed of one sampling. `queued`: seconds until the first token, -1 before it.
+
+    `trouble` is kept until the end: the stream's generators close when they are read to their ends.
+    """
 
     ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     finish: str = ""
     cached: int = 0
     queued: float = -1.0
+    trouble: str = ""
 
     def take(self, data: str) -> bool:
         """Whether there were new tokens."""
@@ -213,13 +232,14 @@ class _Answer:
         before = len(self.ids)
         try:
             self._add(json.loads(data))
-        except (ValueError, LookupError, TypeError) as e:
-            raise _Unwell(f"an answer that cannot be read: {data[:200]}") from e
+        except (ValueError, LookupError, TypeError):
+            self.trouble = self.trouble or f"an answer that cannot be read: {data[:200]}"
         return len(self.ids) > before
 
     def _add(self, event: Mapping[str, Any]) -> None:
         if "error" in event:
-            raise _Unwell(f"the server gave up the request: {' '.join(str(event['error']).split())[:300]}")
+            self.trouble = f"the server gave up the request: {' '.join(str(event['error']).split())[:300]}"
+            return
         if event["usage"] is not None:
             details = cast(dict[str, int | None], event["usage"]["prompt_tokens_details"] or {})
             self.cached = details.get("cached_tokens") or 0
@@ -230,6 +250,8 @@ class _Answer:
 
     def part(self, *, interrupted: bool) -> Part:
         """Raises EngineError for an answer without an end, or with values that are none."""
+        if self.trouble:
+            raise _Unwell(self.trouble)
         if len(self.logprobs) != len(self.ids):
             raise EngineError(f"{len(self.logprobs)} log-probabilities for {len(self.ids)} tokens")
         if any(x <= _FLOOR for x in self.logprobs):
@@ -277,11 +299,20 @@ def _roomy(folders: Sequence[Path], size: int) -> Path:
 
 
 def _read(ref: CheckpointRef) -> Mapping[str, Any]:
-    return load_model(ref).state_dict()
+    return filed(load_model(ref))
 
 
-def _death_of(server: Server) -> str:
-    return server.death
+def _vocab(folder: Path) -> int:
+    """Raises CheckpointError where the configuration does not say. A model that also sees has one for its text."""
+    raw = read_json(folder / "config.json")
+    size = raw.get("text_config", raw).get("vocab_size")
+    if not isinstance(size, int):
+        raise CheckpointError(f"{folder}: config.json has vocab_size {size!r}, want a whole number")
+    return size
+
+
+def _place(server: Server, connections: int) -> Place:
+    return Place(server.address, server.folders, connections, lambda: server.death, lambda: server.starts)
 
 
 async def _all_ready(servers: Sequence[Server], configs: Sequence[ServerConfig]) -> None:

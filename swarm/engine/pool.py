@@ -269,18 +269,27 @@ class Pool:
         """Why a member cannot serve, "" when it can."""
         try:
             with trio.fail_after(self.config.probe_seconds):
-                answer = await member.engine.generate([0], _PROBE)
-                if (answer.version, await member.engine.checksum()) == (self.version, self._sha):
-                    return ""
-            if self._ref is None:
-                return f"its weights are not those of version {self.version}"
-            with trio.fail_after(self.config.patience):
-                await member.engine.load(self._ref)
-                return "" if await member.engine.checksum() == self._sha else "it does not serve what it loaded"
-        except EngineError as e:
+                trouble = await self._stale(member)
+            if trouble and self._ref is not None:
+                with trio.fail_after(self.config.patience):
+                    await member.engine.load(self._ref)
+                    return await self._stale(member)
+        except (EngineError, CheckpointError) as e:
             return str(e)
         except trio.TooSlowError:
             return f"no answer to a probe within {self.config.probe_seconds:g} s"
+        return trouble
+
+    async def _stale(self, member: Member) -> str:
+        """What is wrong with it, "" when nothing is. Raises EngineError where no checkpoint is there to mend it."""
+        try:
+            version = (await member.engine.generate([0], _PROBE)).version
+        except EngineError as e:
+            if self._ref is None:
+                raise
+            return str(e)
+        right = (version, await member.engine.checksum()) == (self.version, self._sha)
+        return "" if right else f"its weights are not those of version {self.version}"
 
     async def _checksums(self, members: Sequence[Member]) -> dict[str, str]:
         found: dict[str, str] = {}

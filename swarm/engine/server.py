@@ -29,7 +29,7 @@ from swarm.checkpoint import ref_of
 from swarm.checks import want
 from swarm.engine import leash
 from swarm.engine.settle import running
-from swarm.engine.vllm import VLLMConfig
+from swarm.engine.vllm_core import VLLMConfig
 from swarm.engine.vllm_worker import EXTENSION
 from swarm.types import EngineError
 
@@ -51,39 +51,57 @@ _ENVIRONMENT = {
 """Unless the user has set them: no compiler, nothing sent, nothing fetched, and connections that are kept."""
 
 
+Process = subprocess.Popen[bytes]
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """How a vLLM server is run: `ServerConfig(VLLMConfig(max_len=8192), gpus=(0,))`.
 
     `gpus`: those that it sees, all when empty. It has `start_seconds` to answer, and `grace_seconds` to end by itself.
+    One that dies in service is started again, up to `restarts` times.
     """
 
     engine: VLLMConfig = field(default_factory=VLLMConfig)
     gpus: tuple[int, ...] = ()
     start_seconds: float = 600.0
     grace_seconds: float = 5.0
+    restarts: int = 3
 
     def __post_init__(self) -> None:
         want("server", "start_seconds", self.start_seconds, self.start_seconds > 0, "more than 0")
         want("server", "grace_seconds", self.grace_seconds, self.grace_seconds >= 0, "at least 0")
+        want("server", "restarts", self.restarts, self.restarts >= 0, "at least 0")
 
 
 class Server:
     """A server process. `address` is where it listens, `pid` the process that leads its group.
 
-    `folders` are for what is handed to it in files, the one in memory first; they are gone when it is.
+    One that dies after it was ready is started again, up to `restarts` times, with the weights of its checkpoint:
+    `starts` tells. `died` is set as soon as it is dead. `folders` are for what is handed to it in files, the one in
+    memory first; they are gone when it is.
     """
 
-    def __init__(self, address: str, process: subprocess.Popen[bytes], log: Path, folders: Sequence[Path]) -> None:
-        self.address, self.pid, self.folders = address, process.pid, tuple(folders)
-        self._process, self._log = process, log
-        self._descriptor = os.pidfd_open(process.pid)
-        self._died = trio.Event()
+    def __init__(self, start: Callable[[Path], Process], folders: Sequence[Path], restarts: int) -> None:
+        self.folders = tuple(folders)
+        self.address = f"unix:{folders[-1] / 'socket'}"
+        self.starts = 0
+        self._start, self._restarts, self._was_ready = start, restarts, False
+        self._log = folders[-1] / "log"
+        self._launch()
+
+    def _launch(self) -> None:
+        Path(self.address.removeprefix("unix:")).unlink(missing_ok=True)
+        self._process = self._start(self._log)
+        self._descriptor = os.pidfd_open(self._process.pid)
+        self.pid = self._process.pid
+        self.died = trio.Event()
+        self.starts += 1
 
     @property
     def death(self) -> str:
         """Why it is dead, with the last lines of its log; empty while it lives."""
-        if not self._died.is_set():
+        if not self.died.is_set():
             return ""
         return f"the server ended with status {self._process.poll()}: {_last_lines(self._log)}"
 
@@ -94,17 +112,23 @@ class Server:
             with trio.move_on_after(seconds):
                 while not self.death:
                     if not (trouble := await generates(client)):
+                        self._was_ready = True
                         return
                     with trio.move_on_after(_POLL_SECONDS):
-                        await self._died.wait()
+                        await self.died.wait()
         if self.death:
             raise EngineError(f"no server: {self.death}")
         raise EngineError(f"no server within {seconds:g} s: {trouble}; its log: {_last_lines(self._log)}")
 
     async def watch(self) -> None:
-        """Returns when the process is gone, which `death` tells from then on."""
-        await trio.lowlevel.wait_readable(self._descriptor)
-        self._died.set()
+        """The background task: notices when the process is gone, and starts another. Returns when none is to be."""
+        while True:
+            await trio.lowlevel.wait_readable(self._descriptor)
+            self.died.set()
+            if not self._was_ready or self.starts > self._restarts:
+                return
+            self._bury()
+            self._launch()
 
     async def end(self, seconds: float) -> None:
         """Lets go of the leash, and returns when nothing is left of the server."""
@@ -112,9 +136,14 @@ class Server:
         self._process.stdin.close()
         with trio.CancelScope(shield=True, deadline=trio.current_time() + seconds + _LEASH_SECONDS):
             await trio.lowlevel.wait_readable(self._descriptor)
+        self._bury()
+
+    def _bury(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # those whose leash was killed
         self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         trio.lowlevel.notify_closing(self._descriptor)
         os.close(self._descriptor)
 
@@ -135,31 +164,33 @@ async def started(folder: Path, config: ServerConfig) -> AsyncGenerator[Server]:
     """As `server`, but it may not be ready yet, so that several start at once."""
     await trio.to_thread.run_sync(ref_of, folder)
     command = _command(folder, config.engine, on_gpu=torch.cuda.is_available())
-    async with launched(command, _environment(config), config.grace_seconds) as process:
+    async with launched(command, _environment(config), config.grace_seconds, config.restarts) as process:
         yield process
 
 
 @asynccontextmanager
 async def launched(
-    command: Callable[[Path], Sequence[str]], environment: Mapping[str, str], grace: float
+    command: Callable[[Path], Sequence[str]], environment: Mapping[str, str], grace: float, restarts: int = 0
 ) -> AsyncGenerator[Server]:
     """Runs the command made for a socket, on a leash; at the end it has `grace` seconds before it is killed."""
     with ExitStack() as stack:
         places = [_MEMORY] * _MEMORY.is_dir() + [Path(gettempdir())]
         folders = [Path(stack.enter_context(_temporary(place))) for place in places]
-        socket, log = folders[-1] / "socket", folders[-1] / "log"
-        words = [str(os.getpid()), str(grace), *map(str, folders), "--", *command(socket)]
-        with log.open("wb") as out:
-            # Not by trio's own means, which start it from a thread that ends.
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", leash.__file__, *words],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=out,
-                env=environment,
-                start_new_session=True,
-            )
-        handle = Server(f"unix:{socket}", process, log, folders)
+        words = [str(os.getpid()), str(grace), *map(str, folders), "--", *command(folders[-1] / "socket")]
+
+        def start(log: Path) -> Process:
+            with log.open("ab") as out:
+                # Not by trio's own means, which start it from a thread that ends.
+                return subprocess.Popen(
+                    [sys.executable, "-I", "-S", leash.__file__, *words],
+                    stdin=subprocess.PIPE,
+                    stdout=out,
+                    stderr=out,
+                    env=environment,
+                    start_new_session=True,
+                )
+
+        handle = Server(start, folders, restarts)
         try:
             async with running(handle.watch):
                 yield handle
