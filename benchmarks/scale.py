@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -110,26 +111,17 @@ def compared(agents: int, systems: Sequence[str], given: argparse.Namespace, ear
 
 
 def table(cells: Sequence[Cell], steps: int) -> Table:
-    out = Table(title=f"{steps} steps each; processor time of a step, memory of an agent that waits")
-    for name in (
-        "agents",
-        "system",
-        "CPU µs a step",
-        "lowest–highest",
-        f"× {BASE}",
-        "KB idle",
-        "+ transcript",
-        "wall s",
-    ):
-        out.add_column(name, justify="left" if name == "system" else "right")
+    title = f"{steps} steps each: processor µs of a step, × {BASE}, KB of an agent that waits and of its transcript"
+    out = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("agents", "system", "µs", "range", "×", "KB", "+ KB", "wall s"):
+        out.add_column(name, justify="left" if name == "system" else "right", no_wrap=True)
     for c in cells:
         if not c.repeats:
-            out.add_row(f"{c.agents:,}", c.system, f"skipped: {c.skipped}")
+            out.add_row(f"{c.agents:,}", c.system, "skipped")
             continue
-        base = next((b for b in cells if (b.system, b.agents) == (BASE, c.agents)), None)
-        times = ratio(c, base)
+        times = ratio(c, next((b for b in cells if (b.system, b.agents) == (BASE, c.agents)), None))
         out.add_row(
-            f"{c.agents:,}", c.system, f"{median(c.step_us):,.1f}", f"{min(c.step_us):,.1f}–{max(c.step_us):,.1f}",
+            f"{c.agents:,}", c.system, f"{median(c.step_us):,.1f}", f"{min(c.step_us):,.0f}–{max(c.step_us):,.0f}",
             "" if times is None else f"{times:.2f}", f"{c.idle_kb:.1f}", f"{c.transcript_kb:.1f}",
             f"{median(m.wall for m in c.repeats):,.1f}",
         )  # fmt: skip
@@ -168,6 +160,9 @@ def main() -> None:
             found = {"machine": machine, "python": platform.python_version(), "cells": [asdict(c) for c in cells]}
             given.out.write_text(json.dumps(found, indent=1) + "\n")
     given.console.print(table(cells, given.steps))
+    for c in cells:
+        if c.skipped:
+            given.console.print(f"{c.agents:,} {c.system}: {len(c.repeats)} of {given.repeats}, {c.skipped}")
 
 
 if __name__ == "__main__":

@@ -176,9 +176,9 @@ async def step(harness: Harness, state: State) -> State:
     prompt_tokens, sampling = len(ids), _sampling(harness, state)
     if prompt_tokens + sampling.max_tokens > state.budget.tokens:
         return _cut(state)
-    answer = harness.engine.generate(ids, sampling)
-    del ids  # an agent that waits holds its context once, as spans
     try:
+        answer = harness.engine.generate(ids, sampling)
+        del ids  # an agent that waits holds its context once, as spans
         completion = await answer
     except EngineError as e:
         return structs.replace(state, status="error", error=str(e))
@@ -219,14 +219,16 @@ def _summarized(harness: Harness, state: State, ids: tuple[int, ...], turn: Turn
         "summary_cut": int(not closed(harness.chat, ids)),
         "call_in_summary": len(turn.calls) + len(turn.malformed),
     }
-    state = structs.replace(_paid(state, ONE_STEP, counts), summarize=False)
+    ledger, spent = _paid(state, ONE_STEP, counts)
+    state = structs.replace(state, ledger=ledger, spent=spent, summarize=False)
     return _rewritten(harness, state, (Step(ids),), "compaction")
 
 
 def _answered(state: State, turn: Turn) -> State:
     counts = {"call_after_budget": len(turn.calls) + len(turn.malformed)} if state.last else {}
-    state = _paid(state, ONE_STEP, counts)
-    return structs.replace(state, status="exhausted" if state.last else "answered", answer=turn.content)
+    ledger, spent = _paid(state, ONE_STEP, counts)
+    status = "exhausted" if state.last else "answered"
+    return structs.replace(state, ledger=ledger, spent=spent, status=status, answer=turn.content)
 
 
 async def _act(harness: Harness, state: State, turn: Turn, said: tuple[int, ...], prompt_tokens: int) -> State:
@@ -247,9 +249,11 @@ async def _act(harness: Harness, state: State, turn: Turn, said: tuple[int, ...]
     stage = ONE_STEP
     if children or checked.ordinary > 1:
         stage = Stage(max(1, checked.ordinary), tuple([c.ledger.critical_steps for c in children]))
-    state = structs.replace(state, workspace=workspace, children=(*state.children, *children))
-    step = Step(said, tuple(texts))
-    return _observed(harness, _paid(state, stage, counts), step, prompt_tokens + len(said))
+    ledger, spent = _paid(state, stage, counts)
+    state = structs.replace(
+        state, workspace=workspace, children=(*state.children, *children), ledger=ledger, spent=spent
+    )
+    return _observed(harness, state, Step(said, tuple(texts)), prompt_tokens + len(said))
 
 
 def _observed(harness: Harness, state: State, step: Step, used: int) -> State:
@@ -300,7 +304,7 @@ def _rewritten(harness: Harness, state: State, summary: tuple[Step, ...], by: Op
         past=(*state.past, state.segment),
         steps=steps,
         workspace=state.workspace.forgotten([state.prompt, *(text for step in steps for text in step.results)]),
-        ledger=_counted(state.ledger, {f"{by}s": 1}),
+        ledger=structs.replace(state.ledger, counts=_added(state.ledger.counts, {f"{by}s": 1})),
     )
     return _opened(harness, state, (*summary, *steps), by, last=kept < 0)
 
@@ -315,14 +319,16 @@ def _opening(harness: Harness, state: State) -> Opening:
     return Opening(state.system, harness.specs, state.prompt)
 
 
-def _paid(state: State, stage: Stage, counts: Mapping[str, int]) -> State:
-    ledger = structs.replace(_counted(state.ledger, counts), stages=(*state.ledger.stages, stage))
-    return structs.replace(state, ledger=ledger, spent=state.spent + stage.critical_steps)
+def _paid(state: State, stage: Stage, counts: Mapping[str, int]) -> tuple[Ledger, int]:
+    """The ledger after one more stage, and its critical steps."""
+    ledger = state.ledger
+    stages, counts = (*ledger.stages, stage), _added(ledger.counts, counts)
+    return structs.replace(ledger, stages=stages, counts=counts), state.spent + stage.critical_steps
 
 
-def _counted(ledger: Ledger, counts: Mapping[str, int]) -> Ledger:
-    total = dict(ledger.counts)
-    for kind, n in counts.items():
+def _added(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
+    total = dict(counts)
+    for kind, n in more.items():
         if n:
             total[kind] = total.get(kind, 0) + n
-    return structs.replace(ledger, counts=total)
+    return total
