@@ -15,7 +15,8 @@ from swarm.chat_hermes import QWEN3
 from swarm.chat_xml import QWEN3_CODER
 from swarm.engine.scripted import ScriptedEngine
 from swarm.loop import Harness, begin, run
-from swarm.types import Budget, Rollout, Sampling, ToolCall, ToolSpec
+from swarm.tools import CallContext, Tool
+from swarm.types import Budget, Rollout, Sampling, ToolCall, ToolResult, ToolSpec
 from tests.chat_cases import gemma, qwen
 from tests.swarm_cases import TASK, Echo
 
@@ -84,9 +85,9 @@ class Spoken:
         return self.turns[len(self.asked) - 1]
 
 
-def rolled_out(chat: Chat, policy: Spoken, max_tokens: int = 1000) -> Rollout:
+def rolled_out(chat: Chat, policy: Spoken, max_tokens: int = 1000, tool: Tool | None = None) -> Rollout:
     sampling = Sampling(max_tokens, stop=chat.stop)
-    harness = Harness(ScriptedEngine(policy), chat, (Echo(ECHO),), "Work.", sampling, Budget(9, 9000))
+    harness = Harness(ScriptedEngine(policy), chat, (tool or Echo(ECHO),), "Work.", sampling, Budget(9, 9000))
     return trio.run(run, harness, begin(harness, TASK, 1))
 
 
@@ -136,3 +137,24 @@ def test_a_pages_markers_are_letters_in_the_next_prompt(chat: Chat) -> None:
     turns = 2 if chat.layout is not GEMMA3 else 1  # the note is a turn of its own, except for Gemma
     assert seen.count(chat.stop[0]) == turns
     assert again(chat, seen).count(chat.stop[0]) == turns + 1
+
+
+@dataclass(frozen=True)
+class Noted(Echo):
+    """Keeps the arguments with which it is called."""
+
+    seen: list[object] = field(default_factory=list[object])
+
+    async def run(self, call: ToolCall, context: CallContext) -> ToolResult:
+        self.seen.append(call.arguments)
+        return ToolResult(("noted",))
+
+
+@pytest.mark.parametrize("chat", CHATS, ids=lambda chat: chat.layout.name)
+def test_the_loop_hands_arguments_to_a_tool_in_the_types_of_its_schema(chat: Chat) -> None:
+    call = ToolCall("echo", {"text": "2", "count": 2, "deep": True})
+    kinds = {"text": {"type": "string"}, "count": {"type": "integer"}, "deep": {"type": "boolean"}}
+    noted = Noted(ToolSpec("echo", "Echo.", {"type": "object", "properties": kinds}))
+    policy = Spoken((chat.encode_turn("", [call]), chat.encode_turn("Yes.")))
+    rolled_out(chat, policy, tool=noted)
+    assert noted.seen == [{"text": "2", "count": 2, "deep": True}]
