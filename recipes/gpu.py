@@ -1,7 +1,8 @@
 """Recipes for GPUs, with models that are not shipped: planned here, not run here.
 
     wide_search_4b     one node of 8 GPUs: two learners, six servers that policy and subagents share
-    wide_search_30b    two nodes of 8 GPUs: four learners, twelve rollout workers with engines of their own
+    wide_search_30b    two nodes of 8 GPUs: four learners, eleven rollout workers with engines of their own, and the
+                       main process, which evaluates: Ray on its node is started without its GPU, the first
 
 `swarm-rl plan` shows what they take, `swarm-rl doctor` whether a machine has it, and `train` begins only where it
 has. The weights are looked for in `models/`, below the working folder. What differs from the shipped model's recipe:
@@ -80,7 +81,7 @@ def wide_search_30b() -> Recipe:
         subagent=MODELS / "Qwen3-4B",
         engine="vllm",
         serving=Serving(dtype="bfloat16", cache_mib=24 << 10, probe_bound=_PROBE),
-        placement=Placement(workers=12, worker_cpus=8.0, worker_gpus=1.0, learners=4, learner_gpus=1.0, address="auto"),
+        placement=Placement(workers=11, worker_cpus=8.0, worker_gpus=1.0, learners=4, learner_gpus=1.0, address="auto"),
     )
 
 

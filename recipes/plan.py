@@ -33,6 +33,8 @@ from recipes.plan_tokens import ASSUMED, Tokens, at_most, expected, measured
 from recipes.trail_start import TrailStart
 from swarm.folders import CheckpointError, read_json
 
+Planned = Training | ColdStart | TrailStart
+"""The recipes of one run."""
 _PARTS = ("weights", "gradients", "optimizer", "cache", "activations", "program")
 
 
@@ -77,22 +79,28 @@ def plan(recipe: Any, cluster: Cluster, run: Path | None = None) -> Plan:
 # --- models ----------------------------------------------------------------------------
 
 
-def sizes_of(recipe: Training | ColdStart | TrailStart) -> Sizes:
+def sizes_of(recipe: Planned) -> Sizes:
     """The sizes of the models that a run loads."""
     if isinstance(recipe, ColdStart) and recipe.start is None:
         return Sizes(_made(recipe.model))
     policy, *rest = (size_at(folder) for folder in folders_of(recipe))
-    frozen = len(folders_of(recipe)) - 1 - len(recipe.ppo.distill.teachers) if isinstance(recipe, Training) else 0
+    frozen = len(served_of(recipe)) - 1 if isinstance(recipe, Training) else 0
     return Sizes(policy, tuple(rest[:frozen]), tuple(rest[frozen:]))
 
 
-def folders_of(recipe: Training | ColdStart | TrailStart) -> list[Path]:
-    """The checkpoints that a run loads: of the policy, the subagents, other roles, and the teachers."""
-    start = [] if recipe.start is None else [recipe.start]
-    if not isinstance(recipe, Training):
-        return start
-    frozen = [recipe.subagent, *dict.fromkeys(recipe.roles.values())] if isinstance(recipe, Recipe) else []
-    return [*start, *frozen, *(teacher.path for teacher in recipe.ppo.distill.teachers)]
+def folders_of(recipe: Planned) -> list[Path]:
+    """The checkpoints that a run loads: those that are served, then the teachers."""
+    if isinstance(recipe, Training):
+        return [*served_of(recipe), *(teacher.path for teacher in recipe.ppo.distill.teachers)]
+    return [] if recipe.start is None else [recipe.start]
+
+
+def served_of(recipe: Training) -> list[Path]:
+    """The checkpoints that have engines: of the policy, the subagents, and other roles. Adapters need none."""
+    if not isinstance(recipe, Recipe):
+        return [recipe.start]
+    others = [f for f in dict.fromkeys(recipe.roles.values()) if not (f / "adapter_config.json").exists()]
+    return [recipe.start, recipe.subagent, *others]
 
 
 def size_at(folder: Path) -> ModelSize:
@@ -106,7 +114,7 @@ def size_at(folder: Path) -> ModelSize:
         raise CheckpointError(f"{config}: {e}") from e
 
 
-def _carded(recipe: Training | ColdStart | TrailStart) -> list[str]:
+def _carded(recipe: Planned) -> list[str]:
     missing = dict.fromkeys(folder for folder in folders_of(recipe) if not (folder / "config.json").exists())
     return [f"{folder} is not here: its size is that of the card {folder.name}" for folder in missing]
 
@@ -186,11 +194,11 @@ def show(made: Plan, console: Console) -> None:
     console.print(_memory_table(made))
     console.print(_tokens_table(made))
     if "expected" in made.tokens:
-        console.print(f"[dim]{ASSUMED}[/dim]", highlight=False)
+        console.print(f"[dim]{ASSUMED}[/dim]", highlight=False, soft_wrap=True)
     for note in made.notes:
-        console.print(f"[dim]{escape(note)}[/dim]", highlight=False)
+        console.print(f"[dim]{escape(note)}[/dim]", highlight=False, soft_wrap=True)
     for problem in made.problems:
-        console.print(f"[red]does not fit[/red] {escape(problem)}", highlight=False)
+        console.print(f"[red]does not fit[/red] {escape(problem)}", highlight=False, soft_wrap=True)
     if not made.problems:
         console.print("[green]it fits[/green]")
 

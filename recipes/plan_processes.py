@@ -2,7 +2,7 @@
 
     embedded, vllm   main: world, agents, engines, learner
     server           main: world, agents, learner       server 1 …: an engine each
-    workers          main: learner                      worker 1 …: world, agents, engines
+    workers          main as before, to evaluate        worker 1 …: world, agents, engines
     learners > 1     main without a learner             learner 1 …
 
 Not here: the formulas (`recipes.plan_memory`), and where processes find room (`recipes.plan`).
@@ -41,11 +41,11 @@ from recipes.trail_systems import FULL
 from swarm.rl.adapt import AdaptConfig
 from swarm.rl.ppo import PPOConfig
 
-PROGRAM = 900 * MIB
+PROGRAM = 1100 * MIB
 """Interpreter, packages, compiled kernels, the world and its tasks: measured here."""
 VLLM_PROGRAM = 900 * MIB
 """What vLLM adds to that on a CPU: measured here."""
-LEARNER_PROGRAM = 500 * MIB
+LEARNER_PROGRAM = 650 * MIB
 """Interpreter and packages of a process without a world: measured here."""
 CUDA_CONTEXT = 1 * GIB
 """A GPU's context with cuBLAS and NCCL, and what the allocator leaves unused; an estimate."""
@@ -94,7 +94,7 @@ def processes_of(recipe: Training | ColdStart | TrailStart, sizes: Sizes, node: 
     return [
         _main(recipe, sizes, node),
         *(_learner(recipe, sizes, node, k) for k in range(placement.learners if placement.learners > 1 else 0)),
-        *(_servers(recipe, sizes, node) if _served(recipe) else []),
+        *(_servers(recipe, sizes, node) if recipe.engine == "server" else []),
         *(_worker(recipe, sizes, node, k) for k in range(placement.workers)),
     ]
 
@@ -129,10 +129,6 @@ def on_ray(recipe: Training) -> bool:
     return recipe.placement.workers > 0 or bool(recipe.placement.address)
 
 
-def _served(recipe: Training) -> bool:
-    return recipe.engine == "server" and recipe.placement.workers == 0
-
-
 # --- processes -------------------------------------------------------------------------
 
 
@@ -140,7 +136,7 @@ def _main(recipe: Training, sizes: Sizes, node: Node) -> Process:
     """The process that the user starts; it holds the policy's weights also where others learn."""
     placement, threads = recipe.placement, threads_on(recipe, node)
     parts, host, device, gpus = ["world"], Memory(program=PROGRAM), NOTHING, 0.0
-    if placement.workers == 0 and recipe.engine != "server":
+    if recipe.engine != "server":
         host, device, gpus = _engines(recipe, sizes, node, threads)
         host += Memory(program=PROGRAM)
         parts.append("engines")
@@ -156,13 +152,16 @@ def _main(recipe: Training, sizes: Sizes, node: Node) -> Process:
             host += memory
     else:
         host += Memory(weights=_file(sizes.policy))
+    if placement.workers:
+        host += Memory(weights=_file(sizes.policy))  # new weights, in Ray's object store
     return Process("main", tuple(parts), host, gpus, device)
 
 
 def _servers(recipe: Training, sizes: Sizes, node: Node) -> list[Process]:
     """Those of policy and subagents may be given over to each other, so each has room for the larger; then one for
     each other checkpoint."""
-    shared, others = sizes.served[:2], sizes.served[2:]
+    served = _served(recipe, sizes)
+    shared, others = served[:2], served[2:]
     count = recipe.placement.engines if len(shared) > 1 else 1
     made: list[Process] = []
     for size in (*[max(shared, key=parameters)] * count, *others):
@@ -178,7 +177,11 @@ def _worker(recipe: Training, sizes: Sizes, node: Node, k: int) -> Process:
     on = replace(
         node, gpus=node.gpus if placement.worker_gpus else 0, gpu_memory=node.gpu_memory * bool(placement.worker_gpus)
     )
-    host, device, _ = _engines(recipe, sizes, on, recipe.threads or cpus)
+    if recipe.engine == "server":
+        servers = _servers(recipe, sizes, on)
+        host, device = (sum((getattr(p, of) for p in servers), NOTHING) for of in ("host", "device"))
+    else:
+        host, device, _ = _engines(recipe, sizes, on, cpus)
     host += Memory(program=PROGRAM)
     return Process(f"worker {k + 1}", ("world", "engines"), host, placement.worker_gpus, device, placement.worker_cpus)
 
@@ -224,13 +227,21 @@ def _fitting(recipe: ColdStart | TrailStart, size: ModelSize, node: Node) -> Pro
 
 def _engines(recipe: Training, sizes: Sizes, node: Node, threads: int) -> tuple[Memory, Memory, float]:
     """The engines that stand in one process: of the policy, and of every frozen model."""
+    models = _served(recipe, sizes)
     cache, room = recipe.serving.cache_mib * MIB, longest(recipe)
     if recipe.engine == "embedded":
-        each = [embedded(size, cache, room, threads, updated=k == 0) for k, size in enumerate(sizes.served)]
+        each = [embedded(size, cache, room, threads, updated=k == 0) for k, size in enumerate(models)]
         return sum(each, NOTHING), NOTHING, 0.0
-    hosts, devices, gpus = zip(*(_one_vllm(recipe, size, node) for size in sizes.served), strict=True)
+    hosts, devices, gpus = zip(*(_one_vllm(recipe, size, node) for size in models), strict=True)
     # Packages and the GPU's context are there once.
     return _sum_once(hosts), _sum_once(devices), max(gpus)
+
+
+def _served(recipe: Training, sizes: Sizes) -> tuple[ModelSize, ...]:
+    """Those that have engines: where frozen ones take turns, the largest of them stands for all."""
+    if recipe.placement.subagents == "turns" and sizes.frozen:
+        return (sizes.policy, max(sizes.frozen, key=parameters))
+    return sizes.served
 
 
 def _one_vllm(recipe: Training, size: ModelSize, node: Node) -> tuple[Memory, Memory, float]:
@@ -307,7 +318,7 @@ def _critic(ppo: PPOConfig, policy: ModelSize) -> _Critic:
 
 
 def _activations(size: ModelSize, tokens: int, moved: Trained, threads: int, *, half: bool, on_gpu: bool) -> int:
-    if on_gpu or size.family != "qwen3" or size.biased:
+    if on_gpu or size.family != "qwen3" or size.biased or size.width != FLOAT:
         return activations(size, tokens, moved, half=half)
     # The fused forward reads merged matrices, whose gradients are as large.
     merged = 2 * hidden_matrices(size) * size.width if moved.ranks else 0

@@ -80,13 +80,21 @@ def test_servers_hold_the_larger_of_the_models_that_share_them():
     assert [p.host.weights for p in made[1:]] == [4 * (308 + 2 * 3 * 4 * 594)] * 3 + [4 * 308]
 
 
+def test_frozen_models_that_take_turns_have_one_engine():
+    large = replace(SMALL, ffn=600)
+    turns = replace(wide_search(), placement=Placement(subagents="turns"))
+    for recipe, engines in ((turns, 2), (wide_search(), 3)):
+        (one,) = processes_of(recipe, Sizes(SMALL, (SMALL, large)), NODE)
+        assert one.host.cache == engines * 1024 * MIB
+
+
 def test_workers_have_engines_of_their_own_and_reserve_cores():
     recipe = replace(wide_search(), placement=Placement(workers=2, worker_cpus=1.5, learners=2))
     made = processes(recipe)
     assert list(made) == ["main", "learner 1", "learner 2", "worker 1", "worker 2"]
     assert made["worker 1"].cpus == 1.5
     assert made["worker 1"].host.cache == 2 * 1024 * MIB
-    assert made["main"].host.cache == 0
+    assert made["main"].host.cache == 2 * 1024 * MIB
 
 
 def test_a_gpu_holds_what_is_trained_and_the_node_the_file():
@@ -270,7 +278,7 @@ def test_the_recipe_for_two_nodes_wants_both():
     node = replace(GPUS, gpu_memory=141 * GIB)
     assert plan(wide_search_30b(), Cluster(node, 2)).problems == ()
     (line,) = plan(wide_search_30b(), Cluster(node)).problems
-    assert line.startswith("no room for worker 5 and 7 more, 1 GPUs and 8 cores each")
+    assert line.startswith("no room for worker 4 and 7 more, 1 GPUs and 8 cores each")
 
 
 def test_a_plan_that_does_not_fit_ends_with_1_and_says_why(capsys: pytest.CaptureFixture[str]):
