@@ -65,7 +65,8 @@ def prepare(tools: Mapping[str, Tool], turn: Turn, caller: CallContext) -> Check
         workspace = prepared
         spent += tool.spec.ordinary
         accepted.append(Accepted(place, tool, call, context))
-    results.extend(_refusal("malformed_call", reason) for reason in turn.malformed)
+    if turn.malformed:
+        results += [_refusal("malformed_call", reason) for reason in turn.malformed]
     return Checked(workspace, tuple(accepted), spent, results)
 
 

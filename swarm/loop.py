@@ -236,8 +236,10 @@ async def _act(harness: Harness, state: State, turn: Turn, said: tuple[int, ...]
     caller = CallContext(state.agent, state.depth, first, state.seed, state.left - 1, state.task, state.workspace)
     checked = prepare(harness.by_name, turn, caller)
     results = await run_all(checked)
-    workspace, texts = checked.workspace, list[str]()
-    children, counts = list[Rollout](), dict[str, int]()
+    workspace = checked.workspace
+    texts: list[str] = []
+    children: list[Rollout] = []
+    counts: dict[str, int] = {}
     for result in results:
         workspace, text = workspace.show(result.parts)
         texts.append(text)

@@ -99,7 +99,7 @@ class Stage(Struct, frozen=True, gc=False):
 
     @property
     def critical_steps(self) -> int:
-        return self.main + max(self.subagents, default=0)
+        return self.main + max(self.subagents) if self.subagents else self.main
 
 
 class Ledger(Struct, frozen=True, gc=False):
