@@ -372,6 +372,29 @@ async def test_what_was_waited_before_the_last_decision_counts_no_more(autojump_
     assert second["serving/policy_engines"] == 3
 
 
+async def test_an_engine_answers_what_it_was_asked_before_it_moves(autojump_clock):
+    async with sides(1, 2) as (shares, fakes):
+        fakes[0].queued = 9.0
+        await shares.policy.generate([1], ONE)
+        fakes[1].seconds = fakes[2].seconds = 2.0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(shares.subagents.generate, [1], ONE)
+            nursery.start_soon(shares.subagents.generate, [2], ONE)
+            await trio.testing.wait_all_tasks_blocked()
+            began = trio.current_time()
+            await shares.rebalance()
+        assert trio.current_time() - began == pytest.approx(2.0)
+    assert (shares.moves, len(shares.policy.members)) == (1, 2)
+
+
+async def test_the_last_engine_that_is_in_is_not_given_away():
+    async with two() as (engine, _a, b):
+        b.trouble = "gone"
+        engine.take_out(engine.members[1], "gone")
+        assert await engine.release(1.0) is None
+        assert [m.name for m in engine.serving] == ["a"]
+
+
 async def test_an_engine_that_is_not_empty_in_time_stays_and_goes_on(autojump_clock):
     async with sides(1, 2) as (shares, fakes):
         fakes[0].queued = 9.0

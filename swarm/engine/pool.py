@@ -164,14 +164,14 @@ class Pool:
         self._tell()
 
     async def release(self, seconds: float) -> Member | None:
-        """Gives away the member with the fewest requests, when it has none left; None if that takes too long.
+        """Gives away the member with the fewest requests, when it has none left.
 
-        Raises ValueError for the last one that is in.
+        None if that takes longer than so many seconds, or if it is the last one that is in.
         """
         self._probing.cancel()
         async with self._changing:
             if len(self.serving) < 2:
-                raise ValueError(f"pool of {len(self.serving)} engines that serve, want 2 or more to give one away")
+                return None
             member = min(self.serving, key=lambda m: m.running)
             member.out, member.next_probe = "leaving", float("inf")
             with trio.move_on_after(seconds):
