@@ -62,11 +62,8 @@ class Turns:
         self._wake.set()
         try:
             await waiting.done.wait()
-        except trio.Cancelled:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-            elif waiting.error is None:
-                self._leave()
+        except trio.Cancelled:  # never of one that was let in, whose wait has ended by then
+            self._waiting.remove(waiting)
             raise
         if waiting.error is not None:
             raise waiting.error
