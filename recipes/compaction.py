@@ -7,7 +7,7 @@ Not here: the comparison over seeds and forms (`recipes.compaction_study`), the 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -137,6 +137,9 @@ class TrailJob:
             return
         name = self.recipe.ppo.advantage.form if self.recipe.system == "compaction" else self.recipe.system
         trail_episodes.write(run / FILE, await self._evaluated(self.harness(), name, tasks, advance))
+
+    async def checksums(self) -> Mapping[str, str]:
+        return {"policy": await self.engine.checksum()}
 
     async def tend(self) -> Scores:
         """There is nothing frozen here, and one engine."""

@@ -56,7 +56,7 @@ class Placement:
     `engines` is how many servers the run has for policy and subagents together; `balance` lets their shares follow
     the queues. `subagents`: each of several checkpoints has an engine, or they take turns on one. `workers`: rollout
     workers, each with engines of its own, as Ray actors on the cluster at `address` ("": this machine); 0 collects in
-    this process. `learners`: processes that share an update.
+    this process. `learners`: processes that share an update, on that cluster where it has workers, else here.
     """
 
     engines: int = 2
@@ -66,6 +66,7 @@ class Placement:
     worker_cpus: float = 1.0
     worker_gpus: float = 0.0
     learners: int = 1
+    learner_cpus: float = 1.0
     learner_gpus: float = 0.0
     address: str = ""
 
@@ -74,6 +75,9 @@ class Placement:
         _placement("subagents", self.subagents, self.subagents in ("each", "turns"), "'each' or 'turns'")
         _placement("workers", self.workers, self.workers >= 0, "0 or more")
         _placement("learners", self.learners, self.learners >= 1, "1 or more")
-        for name in ("worker_cpus", "worker_gpus", "learner_gpus"):
+        for name in ("worker_cpus", "learner_cpus"):
+            value = getattr(self, name)
+            _placement(name, value, 0 < value < math.inf, "a finite number above 0")
+        for name in ("worker_gpus", "learner_gpus"):
             value = getattr(self, name)
             _placement(name, value, 0 <= value < math.inf, "a finite number of at least 0")

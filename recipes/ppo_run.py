@@ -29,41 +29,33 @@ from rich.markup import escape
 from transformers import PreTrainedTokenizerFast
 
 from recipes.config import Training
+from recipes.learning import Learning, open_learner
 from recipes.overrides import to_json
 from recipes.progress import Progress
+from recipes.remote import Rolling, open_workers, publish, requests_of
 from recipes.session import load_checkpoint, load_tokenizer, roll_out, warn_of_bf16
 from recipes.track import Tracker
 from swarm.checkpoint import save
+from swarm.cluster import Cluster
 from swarm.engine.probe import verify
-from swarm.loop import Harness
 from swarm.records import write as write_records
-from swarm.rl.batch import collect
 from swarm.rl.distill import check_tokenizer
-from swarm.rl.learner import Learner
 from swarm.rl.ppo import Metrics
-from swarm.rl.signals import Frozen
 from swarm.rundir import RunDir
 from swarm.seeds import derive
 from swarm.states import latest, load_state, save_state
-from swarm.types import Rollout, ServingEngine, Task
+from swarm.types import Rollout, Task
 
 R = TypeVar("R", bound=Training)
 Scores = dict[str, float]
 
 
-class Job(Protocol):
+class Job(Rolling, Protocol):
     """The work: which tasks, how they are run, what they are worth, and how the policy is evaluated."""
-
-    @property
-    def engine(self) -> ServingEngine:
-        """The engine of the policy that is trained."""
-        ...
 
     def draw(self, iteration: int) -> tuple[list[Task], list[int]]:
         """The tasks of an iteration, and their budgets of critical steps; rollouts of one task stand together."""
         ...
-
-    def harness(self) -> Harness: ...
 
     def rewarded(self, raw: Sequence[Rollout], step: int) -> tuple[list[Rollout], Scores, str]:
         """The rollouts with their rewards at an optimizer step, metrics (`rollout/`, `count/`) and a line to show."""
@@ -110,11 +102,13 @@ class _Collected:
 
 @dataclass(frozen=True, slots=True)
 class _Run(Generic[R]):
-    """The parts of a run that its two tasks share. `slots` lets in one batch more than may be stale."""
+    """The parts of a run that its two tasks share. `slots` lets in one batch more than may be stale. Without
+    `workers`, rollouts are made here."""
 
     recipe: R
     job: Job
-    learner: Learner
+    workers: Cluster | None
+    learner: Learning
     run: RunDir
     progress: Progress
     tracker: Tracker
@@ -146,20 +140,20 @@ async def _train(recipe: R, run: RunDir, kind: Kind[R], console: Console) -> Non
     policy, start_sha = load_checkpoint(recipe.start)
     tokenizer = load_tokenizer(recipe.start)
     started = perf_counter()
-    learner = Learner(policy, recipe.ppo, frozen=_frozen(recipe))
-    at, before = _resume(run, learner)
     phases = {"start": 1, "ppo": recipe.iterations * recipe.episodes, "evaluation": kind.evaluations(recipe)}
     with (
+        open_learner(recipe, policy) as learner,
         Progress(console, phases, {"start": 10.0, "ppo": 0.12, "evaluation": 0.1}) as progress,
         Tracker(run.path, recipe.wandb, to_json(recipe), console) as tracker,
     ):
         progress.begin("start")
-        async with kind.open(recipe, tokenizer) as job:
-            await _publish(recipe, job.engine, learner)
+        at, before = _resume(run, learner)
+        async with open_workers(kind.open, recipe) as workers, kind.open(recipe, tokenizer) as job:
+            await _publish(recipe, job, workers, learner)
             progress.begin("ppo")
             progress.skip("ppo", at * recipe.episodes)
             slots = trio.Semaphore(1 + recipe.ppo.max_staleness)
-            parts = _Run(recipe, job, learner, run, progress, tracker, console, slots)
+            parts = _Run(recipe, job, workers, learner, run, progress, tracker, console, slots)
             await _iterations(parts, at, before - started)
             save(policy, tokenizer, run.path / "policy", learner.updates, learner.weights())
             progress.begin("evaluation")
@@ -169,13 +163,7 @@ async def _train(recipe: R, run: RunDir, kind: Kind[R], console: Console) -> Non
     (run.path / "summary.json").write_text(json.dumps({**more, **spent}, indent=1) + "\n")
 
 
-def _frozen(recipe: Training) -> Frozen:
-    """The reference is the checkpoint that training starts from."""
-    reference = load_checkpoint(recipe.start)[0] if recipe.ppo.kl.coef > 0 else None
-    return Frozen(reference, tuple(load_checkpoint(t.path)[0] for t in recipe.ppo.distill.teachers))
-
-
-def _resume(run: RunDir, learner: Learner) -> tuple[int, float]:
+def _resume(run: RunDir, learner: Learning) -> tuple[int, float]:
     """Iterations that are behind us, and seconds; what was logged beyond the checkpoint is dropped."""
     folder = latest(run.path / "checkpoints")
     if folder is None:
@@ -216,22 +204,31 @@ async def _collect_all(parts: _Run[R], at: int, send: trio.MemorySendChannel[_Co
         tasks, budgets = job.draw(k)
         began = perf_counter()
         seed = derive(recipe.seed, "iteration", k)
-        raw = await roll_out(
-            job.harness(), tasks, budgets, seed, recipe.at_once, done=lambda _: parts.progress.advance("ppo")
-        )
+        raw = await _raw(parts, tasks, budgets, seed)
         rollouts, scores, line = job.rewarded(raw, parts.learner.step)
         await send.send(_Collected(rollouts, scores, line, perf_counter() - began))
+
+
+async def _raw(parts: _Run[R], tasks: Sequence[Task], budgets: Sequence[int], seed: int) -> list[Rollout]:
+    """The rollouts of a batch, by the workers where there are any."""
+    harness = parts.job.harness()
+
+    def done(_: Rollout) -> None:
+        parts.progress.advance("ppo")
+
+    if parts.workers is None:
+        return await roll_out(harness, tasks, budgets, seed, parts.recipe.at_once, done)
+    return await parts.workers.roll_out(requests_of(harness.budget, tasks, budgets, seed), done)
 
 
 async def _learn(parts: _Run[R], k: int, collected: _Collected) -> dict[str, Any]:
     """One update, and the new weights to the engine; returns the iteration's metrics."""
     learner, began = parts.learner, perf_counter()
-    batch = collect(collected.rollouts, learner.config.truncated, learner.oldest)
     # In a thread of its own: the collector goes on meanwhile, if it may.
-    update = await trio.to_thread.run_sync(learner.update, batch)
+    update = await trio.to_thread.run_sync(learner.learn, collected.rollouts)
     learned = perf_counter()
     serving = await parts.job.tend()
-    drift = await _publish(parts.recipe, parts.job.engine, learner)
+    drift = await _publish(parts.recipe, parts.job, parts.workers, learner)
     published = perf_counter()
     records = parts.run.path / "rollouts" / f"iteration_{k + 1:04d}.rollouts"
     records.unlink(missing_ok=True)
@@ -251,14 +248,26 @@ async def _learn(parts: _Run[R], k: int, collected: _Collected) -> dict[str, Any
         "serving/probe_drift": drift,
         "time/train": learned - began,
         "time/publish": published - learned,
+        **_worker_metrics(parts.workers),
     }
 
 
-async def _publish(recipe: Training, engine: ServingEngine, learner: Learner) -> float:
-    """The learner's weights to the engine, and how far, in nats, what it then says is from the learner."""
+async def _publish(recipe: Training, job: Job, workers: Cluster | None, learner: Learning) -> float:
+    """The learner's weights to the engines, and how far, in nats, what the one here then says is from the learner.
+
+    Workers must serve what is served here: by checksum, not by a probe of each.
+    """
     policy, version = learner.policy, learner.updates
-    await engine.update(learner.weights(), version)
-    return await verify(engine, policy, policy.config.vocab_size, version, recipe.serving.probe_bound)
+    await job.engine.update(learner.weights(), version)
+    drift = await verify(job.engine, policy, policy.config.vocab_size, version, recipe.serving.probe_bound)
+    if workers is not None:
+        await publish(workers, learner.weights(), version, await job.checksums())
+    return drift
+
+
+def _worker_metrics(workers: Cluster | None) -> dict[str, float]:
+    """Totals since the start, but for those that are up."""
+    return {} if workers is None else {f"workers/{k}": v for k, v in asdict(workers.stats).items()}
 
 
 def _train_metrics(m: Metrics) -> dict[str, float]:

@@ -78,6 +78,9 @@ class TableJob:
     async def closing(self, run: Path, advance: Callable[[int], None], skip: Callable[[int], None]) -> None:
         await closing(self.session, run, self.blocks, advance, skip)
 
+    async def checksums(self) -> Mapping[str, str]:
+        return {"policy": await self.engine.checksum(), **await self.session.checksums()}
+
     async def tend(self) -> Scores:
         metrics = await self.session.engines.rebalance()
         for name, served in (await self.session.checksums()).items():

@@ -18,6 +18,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -34,10 +35,20 @@ from swarm.rl.ranks import LearnerLost, RankFactory
 from swarm.types import Rollout
 from swarm.workers import ClusterConfig, Request, RollerFactory, WorkerError, WorkerLost
 
+_REACH_SECONDS = 10.0
+
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A machine that is busy takes longer than Ray's 30 s.
+    "RAY_raylet_start_wait_time_s": "180",
+}
+"""Read by Ray when it is imported."""
+
 
 def _ray() -> Any:
     """Ray, an optional extra. Raises WorkerError where it is not installed."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError as e:
@@ -48,7 +59,8 @@ def _ray() -> Any:
 def connect(config: ClusterConfig) -> bool:
     """Joins the cluster at `config.address`, or starts one on this machine; whether it did so now.
 
-    To be called from the main thread: what Ray starts ends with the thread that started it. Raises WorkerError.
+    To be called from the main thread: what Ray starts ends with the thread that started it, however that ends (two
+    helpers of Ray's own about a minute later). Raises WorkerError.
     """
     ray = _ray()
     if ray.is_initialized():
@@ -56,18 +68,32 @@ def connect(config: ClusterConfig) -> bool:
     where = {"address": config.address} if config.address else {"address": "local", "include_dashboard": False}
     handler = signal.getsignal(signal.SIGTERM)
     try:
+        _reach(config.address)
         ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, ValueError, RuntimeError) as e:
+    except Exception as e:  # the boundary: Ray raises bare ones where it does not come up
         raise WorkerError(f"cluster: no Ray at {config.address or 'this machine'}: {_line(e)}") from e
     finally:
+        # Ray's own handler raises wherever the program is, in trio's internals too.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
     return True
 
 
+def _reach(address: str) -> None:
+    """Raises OSError where nobody listens; Ray itself would look for minutes."""
+    host, _, port = address.rpartition(":")
+    if host:
+        socket.create_connection((host, int(port)), timeout=_REACH_SECONDS).close()
+
+
 def disconnect() -> None:
     """Leaves the cluster; one that was started here is stopped."""
     _ray().shutdown()
+
+
+def resources() -> dict[str, float]:
+    """What the cluster has in all, taken or not: `{"CPU": 192.0, "GPU": 16.0}` and more by Ray's names."""
+    return dict(_ray().cluster_resources())
 
 
 def room(config: ClusterConfig, who: str) -> str:

@@ -52,8 +52,9 @@ RollerFactory = Callable[[], AbstractAsyncContextManager[Roller]]
 class ClusterConfig:
     """Where the processes of a run are, and how long each is waited for.
 
-    `address` is that of a Ray cluster (`"auto"`: the one on this machine); "" starts one here that ends with the run.
-    Each of `workers` and of `learners` is a process of its own on any node that has so many CPUs and GPUs left.
+    `address` is the `host:port` of a Ray cluster (`"auto"`: the one on this machine); "" starts one here that ends
+    with the run. Each of `workers` and of `learners` is a process of its own on any node that has so many CPUs and
+    GPUs left.
 
     A worker makes up to `at_once` rollouts at a time. A request is handed out `attempts` times at most, and every
     worker may fail to start as often before the run is ended. Seconds: without any worker having found room
@@ -77,6 +78,9 @@ class ClusterConfig:
     grace_seconds: float = 60.0
 
     def __post_init__(self) -> None:
+        host, _, port = self.address.rpartition(":")
+        reachable = self.address in ("", "auto") or (bool(host) and "/" not in host and port.isdecimal())
+        _want("address", self.address, reachable, "'', 'auto' or host:port")
         for name in ("workers", "learners", "at_once", "attempts"):
             _want(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
         for name in ("worker_cpus", "learner_cpus"):

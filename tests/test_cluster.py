@@ -5,10 +5,15 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from swarm.cluster import Cluster, RayRanks
+from swarm.cluster import Cluster, RayRanks, connect, disconnect
 from swarm.gather import Job, gather
 from swarm.loop import Harness
 from swarm.rl.group import LearnerGroup, Rank
@@ -27,19 +32,24 @@ from tests.fake_ranks import Fails
 from tests.fake_rollers import TASK, Echo, Letters, OpenScripted, ScriptedEngine, requests, running, speak
 from tests.test_rl_group import check_as_one, make
 
-pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="without the extra `ray`"),
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
     """A cluster of two nodes, of one processor each."""
+    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "180"})
     from ray.cluster_utils import Cluster as Nodes
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     made = Nodes(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.add_node(num_cpus=1)
+    assert connect(ClusterConfig(made.address))
     yield made
+    disconnect()
     made.shutdown()
 
 
@@ -211,3 +221,51 @@ def test_no_room_for_learners_is_one_error(config: ClusterConfig) -> None:
 def test_a_factory_that_cannot_be_sent_is_refused(config: ClusterConfig) -> None:
     with pytest.raises(ValueError, match="want one that can be pickled"):
         Cluster(config, lambda: OpenScripted(Path("."))())
+
+
+def test_an_address_where_nobody_listens_is_one_error():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{s.getsockname()[1]}"
+    code = "from swarm.cluster import *; from swarm.workers import *; connect(ClusterConfig(sys.argv[1]))"
+    run = subprocess.run([sys.executable, "-c", f"import sys; {code}", address], capture_output=True, text=True)
+    assert f"WorkerError: cluster: no Ray at {address}: [Errno 111] Connection refused" in run.stderr
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+import trio
+from swarm.cluster import Cluster
+from swarm.workers import ClusterConfig
+from tests.fake_rollers import OpenScripted
+
+async def main():
+    async with Cluster(ClusterConfig(workers=1), OpenScripted(Path(sys.argv[1]))) as cluster:
+        await cluster.up(1)
+        print("up", flush=True)
+        await trio.sleep_forever()
+
+if __name__ == "__main__":
+    trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_worker_outlives_its_driver(tmp_path: Path, how: signal.Signals) -> None:
+    script, folder = tmp_path / "driver.py", tmp_path / "processes"
+    script.write_text(DRIVER)
+    folder.mkdir()
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, script, folder]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "up\n"
+        processes = OpenScripted(folder).processes()
+        assert len(processes) == 1
+        driver.send_signal(how)
+    assert driver.returncode == -how
+    deadline = time.monotonic() + 60
+    while OpenScripted(folder).processes() and time.monotonic() < deadline:
+        os.sched_yield()
+    assert not OpenScripted(folder).processes()

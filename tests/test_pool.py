@@ -342,6 +342,7 @@ async def test_an_error_of_the_caller_is_not_wrapped(autojump_clock: trio.abc.Cl
 @pytest.mark.parametrize(
     ("setting", "line"),
     [
+        ({"address": "ray://head:10001"}, "cluster: address = 'ray://head:10001', want '', 'auto' or host:port"),
         ({"workers": 0}, "cluster: workers = 0, want 1 or more"),
         ({"worker_cpus": 0}, "cluster: worker_cpus = 0, want more than 0"),
         ({"learner_gpus": -1}, "cluster: learner_gpus = -1, want 0 or more"),

@@ -27,6 +27,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from swarm.rl.adapt import merged_state_dict
 from swarm.rl.batch import collect
 from swarm.rl.learner import Learner
 from swarm.rl.ppo import Metrics
@@ -63,7 +64,7 @@ class LearnerGroup:
         self._ranks.close()
 
     def update(self, rollouts: Sequence[Rollout]) -> tuple[Metrics, dict[str, Tensor]]:
-        """Learns from the rollouts; the metrics are of all of them, the weights those of a plain model, on the CPU."""
+        """Learns from the rollouts; the metrics are of all of them, the weights those of `weights`."""
         parts = shards(rollouts, self._count)
         reports = self._call("update", [([rollouts[k] for k in part],) for part in parts])
         metrics, weights, self.step, self.updates = reports[0]
@@ -71,6 +72,10 @@ class LearnerGroup:
         for report in reports:
             left_out.update(report[0].left_out)
         return replace(metrics, left_out=dict(left_out)), weights
+
+    def weights(self) -> dict[str, Tensor]:
+        """The state dict of the plain model that says what the policy says, on the CPU."""
+        return self._call("weights", [()])[0]
 
     def state_dict(self) -> dict[str, Any]:
         """See `Learner.state_dict`; tensors are on the CPU and nobody else's."""
@@ -150,8 +155,10 @@ class Rank:
         """The metrics, the new weights where it is rank 0, the optimizer steps and the updates."""
         learner = self._made()
         metrics = learner.update(collect(rollouts, learner.config.truncated, learner.oldest))
-        weights = _on_cpu(learner.weights()) if self._rank == 0 else None
-        return metrics, weights, *self._counts()
+        return metrics, self.weights() if self._rank == 0 else None, *self._counts()
+
+    def weights(self) -> dict[str, Tensor]:
+        return _on_cpu(merged_state_dict(self._made().policy))
 
     def state_dict(self) -> dict[str, Any]:
         return _on_cpu(self._made().state_dict())
