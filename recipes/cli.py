@@ -1,4 +1,4 @@
-"""The command `swarm-rl`: train, plan, eval, report, compare, tasks, score.
+"""The command `swarm-rl`: train, plan, doctor, eval, report, compare, tasks, score.
 
 Whatever a user can get wrong ends as one line on stderr and exit code 2, Ctrl-C as one line and 130;
 a traceback is a bug. Not here: what the commands do (each calls one function), and the fields of
@@ -24,6 +24,7 @@ from recipes.compaction import TRAIL_RUNS, compaction_run, run_compaction
 from recipes.compaction_report import is_study, report_study
 from recipes.compaction_study import compaction, study
 from recipes.compare import compare_command
+from recipes.doctor import doctor_command, guarded
 from recipes.episodes import Episode, EpisodesError, by_rows, summary
 from recipes.evaluate import SYSTEMS, eval_command
 from recipes.gpu import wide_search_4b, wide_search_30b
@@ -46,6 +47,7 @@ Train an orchestrator that spawns frozen subagents, and measure it.
 
   train RECIPE    train, evaluate and report: the whole job, into runs/RECIPE
   plan RECIPE     show what a run takes of a machine or a cluster, without loading anything
+  doctor RECIPE   check this machine before a run
   eval RUN        evaluate a finished run on tasks and worlds that it never saw
   report RUN      rebuild the report of a run and show its table
   compare OUT     compare finished runs, several seeds of each recipe
@@ -85,8 +87,8 @@ RECIPES: Mapping[str, Entry] = {
     "serial_collapse_parl": Entry(serial_collapse_parl, train),
     "spurious": Entry(spurious, train),
     "spurious_finish": Entry(spurious_finish, train),
-    "wide_search_4b": Entry(wide_search_4b, train),
-    "wide_search_30b": Entry(wide_search_30b, train),
+    "wide_search_4b": Entry(wide_search_4b, guarded(train)),
+    "wide_search_30b": Entry(wide_search_30b, guarded(train)),
 }
 
 
@@ -115,6 +117,8 @@ def _dispatch(argv: list[str], recipes: Mapping[str, Entry]) -> int:
             return _train(rest, recipes, console)
         case "plan":
             return plan_command(rest, {name: entry.make for name, entry in recipes.items()}, console)
+        case "doctor":
+            return doctor_command(rest, {name: entry.make for name, entry in recipes.items()}, console)
         case "eval":
             return _eval(rest, console)
         case "report":
@@ -126,7 +130,8 @@ def _dispatch(argv: list[str], recipes: Mapping[str, Entry]) -> int:
         case "score":
             return score_main(rest)
         case _:
-            raise UsageError(unknown("command", command, ("train", "eval", "report", "compare", "tasks", "score")))
+            commands = ("train", "plan", "doctor", "eval", "report", "compare", "tasks", "score")
+            raise UsageError(unknown("command", command, commands))
 
 
 # --- errors ----------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from swarm.rl.ppo import PPOConfig
 
 PROGRAM = 1100 * MIB
 """Interpreter, packages, compiled kernels, the world and its tasks: measured here."""
-VLLM_PROGRAM = 900 * MIB
+VLLM_PROGRAM = 500 * MIB
 """What vLLM adds to that on a CPU: measured here."""
 LEARNER_PROGRAM = 650 * MIB
 """Interpreter and packages of a process without a world: measured here."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +15,8 @@ from recipes.cli import RECIPES, main
 from recipes.compaction import compaction_run
 from recipes.config import Limits, Recipe, TaskMix
 from recipes.gpu import wide_search_4b, wide_search_30b
-from recipes.machine import Cluster, Node, parsed
+from recipes.machine import Cluster, Node, parsed, this_machine
+from recipes.overrides import apply
 from recipes.placement import Placement, Serving
 from recipes.plan import plan, size_at
 from recipes.plan_fit import place, problems
@@ -28,6 +32,7 @@ from swarm.rl.losses import KLConfig
 from swarm.types import Ledger
 from tests.rl_cases import prompt as shown
 from tests.rl_cases import rollout, said
+from tests.test_train import SMALL as SHORT
 
 SMALL = ModelSize("qwen3", 10, 4, 2, 2, 1, 2, 6, tied=True, width=FLOAT)
 NODE = Node(cpus=4, memory=16 * GIB)
@@ -303,3 +308,16 @@ def test_the_shipped_recipe_fits_this_machine_in_words(capsys: pytest.CaptureFix
     assert "KV cache" in out
     assert "expected: an agent takes half of the turns" in out
     assert out.rstrip().endswith("it fits")
+
+
+@pytest.mark.slow
+def test_a_run_takes_about_the_memory_that_its_plan_says(tmp_path: Path):
+    argv = [*SHORT, "--iterations", "1", "--serving.cache_mib", "32", "--main.context", "4096"]
+    (one,) = plan(apply(wide_search(), argv), this_machine()).placed
+    code = "import sys; from recipes.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "train", "wide_search", "--out", str(tmp_path / "run"), *argv]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    assert 0.5 < used.ru_maxrss * 1024 / one.process.host.total <= 1
