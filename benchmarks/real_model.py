@@ -22,6 +22,7 @@ from time import perf_counter
 
 import torch
 import trio
+from msgspec import structs
 from rich.console import Console
 from rich.table import Table as Sheet
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
@@ -61,11 +62,11 @@ Engines = Callable[[Sequence[Path]], AbstractAsyncContextManager[tuple[ServingEn
 """Opens an engine for each checkpoint: the one thing that another kind of engine would change."""
 
 HOW = (AdaptConfig("lora", rank=8), AdaptConfig("last_layers", layers=2))
-SYSTEM = """Fill the table. An example of a call:
-<tool_call>
-{"name": "search", "arguments": {"query": "airports"}}
-</tool_call>"""
-CONTEXT, TURN, STEPS = 2048, 24, 3
+SYSTEM = "Fill the table."
+_CALL = '<tool_call>\n{{"name": "search", "arguments": {{"query": "airports in {0}"}}}}\n</tool_call>'
+SHOTS = "".join(f"Question: airports in {x}\n{_CALL.format(x)}\n" for x in ("Peru", "Chile", "Fiji")) + "Question: "
+"""What a base model goes on from: before the question, three that are answered by a call."""
+CONTEXT, TURN, STEPS = 2048, 32, 3
 BOUND = 1e-3  # nats, between float32 here and float32 in an engine, over 18 layers and 262,144 tokens
 
 
@@ -130,7 +131,7 @@ def spawner(chat: Chat) -> ScriptedEngine:
     """Creates a subagent, hands it the question, answers: so that one runs, whatever a base model says."""
     turns = (
         (ToolCall("create_subagent", {"name": "reader", "system_prompt": SYSTEM}),),
-        (ToolCall("assign_task", {"agent": "reader", "prompt": "List the airports."}),),
+        (ToolCall("assign_task", {"agent": "reader", "prompt": SHOTS + "airports in Bayern"}),),
         (),
     )
     end = chat.stop[0]
@@ -229,8 +230,9 @@ def prepared(given: argparse.Namespace, proof: Proof) -> Setting:
         found.append(f"{len(tokenizer):,} tokens, {chat.layout.name}")
     with proof.step("world") as found:
         world, tasks = open_world(WorldConfig(families=("airport",), groups_per_band=4))
-        task = tasks.draw("train", 1, 0, rows=(3, 4))[0]
-        found.append(task.query)
+        drawn = tasks.draw("train", 1, 0, rows=(3, 4))[0]
+        task = replace(drawn, query=SHOTS + drawn.query)
+        found.append(" ".join(drawn.query.split()))
     return Setting(given, proof, ref, tokenizer, chat, world, task)
 
 
@@ -274,6 +276,8 @@ async def _spawn(s: Setting, frozen: Engine) -> None:
     with s.proof.step("a frozen subagent spawned") as found:
         heard = Recording(frozen)
         harness = orchestrator(s.chat, s.world, spawner(s.chat), heard, s.given.seconds)
+        # The script says more in a turn than a model is given here.
+        harness = replace(harness, sampling=structs.replace(harness.sampling, max_tokens=512))
         (parent,) = await roll_out(harness, [s.task], [STEPS + 5], 0, 1)
         hold(not parent.failed, parent.trace.error)
         hold(len(parent.children) == 1, f"{len(parent.children)} subagents, want 1")
