@@ -209,7 +209,7 @@ def _memory_table(made: Plan) -> Table:
     for heading in ("process", "holds", "of"):
         table.add_column(heading)
     for heading in ("weights", "gradients", "optimizer", "KV cache", "activations", "program", "total"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for alike in _alike(made.placed):
         first = alike[0].process
         name = first.name if len(alike) == 1 else f"{first.name} … {alike[-1].process.name.split()[-1]}"
