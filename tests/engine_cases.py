@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -12,6 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swarm.checkpoint import save
 from swarm.engine.embedded import EmbeddedEngine
+from swarm.engine.server import Server, ServerConfig, server
 from swarm.engine.thread import Thread
 from swarm.engine.vllm_core import Core, VLLMConfig
 
@@ -64,3 +67,51 @@ async def started_vllm() -> tuple[Core, Thread]:
         config = VLLMConfig(max_len=256, cache_bytes=16 << 20)
         _STARTED.append((await thread.call(partial(Core, folder, config), 300.0), thread))
     return _STARTED[0]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A server that a thread of its own keeps, as long as its event is not set."""
+
+    process: Server
+    token: trio.lowlevel.TrioToken
+    end: trio.Event
+    thread: threading.Thread
+
+
+_SERVERS: list[_Held] = []
+
+
+def started_server() -> Server:
+    """A real vLLM server, which takes a minute to start: one for all tests, each with its own weights.
+
+    It ends with `end_server`, or with this process.
+    """
+    if not _SERVERS:
+        folder = Path(mkdtemp(prefix="swarm-vllm-")) / "m"
+        save(tiny(1, head_dim=32), None, folder, 0)
+        ready = threading.Event()
+
+        async def hold() -> None:
+            async with server(folder, ServerConfig(VLLMConfig(max_len=256, cache_bytes=16 << 20))) as process:
+                held = _Held(process, trio.lowlevel.current_trio_token(), trio.Event(), threading.current_thread())
+                _SERVERS.append(held)
+                ready.set()
+                await held.end.wait()
+
+        def run() -> None:
+            try:
+                trio.run(hold)
+            finally:
+                ready.set()
+
+        threading.Thread(target=run, daemon=True).start()
+        ready.wait()
+    return _SERVERS[0].process
+
+
+def end_server() -> None:
+    while _SERVERS:
+        held = _SERVERS.pop()
+        held.token.run_sync_soon(held.end.set)
+        held.thread.join()

@@ -17,10 +17,12 @@ from transformers import Qwen3ForCausalLM
 
 from swarm.checkpoint import save
 from swarm.engine.embedded import EmbeddedEngine
+from swarm.engine.http import Place, connected
 from swarm.engine.scripted import ScriptedEngine
+from swarm.engine.serving import Limits
 from swarm.engine.vllm import serving
 from swarm.types import Completion, Engine, EngineError, Sampling
-from tests.engine_cases import VOCAB, compile_kernels, started_vllm, tiny
+from tests.engine_cases import VOCAB, compile_kernels, started_server, started_vllm, tiny
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -90,11 +92,26 @@ async def vllm() -> AsyncIterator[Subject]:
         )
 
 
+@asynccontextmanager
+async def vllm_server() -> AsyncIterator[Subject]:
+    # In a thread: it takes a minute to start.
+    process = await trio.to_thread.run_sync(started_server)
+    async with connected(Place(process.address, process.folders), Limits(256, VOCAB)) as engine:
+        await engine.update(model(1).state_dict(), 3)
+        yield Subject(
+            engine,
+            partial(engine.update, broken().state_dict(), 3),
+            partial(engine.update, model(1).state_dict(), 3),
+            idle=lambda: engine.running == 0,
+        )
+
+
 ENGINES = [
     pytest.param(scripted, id="scripted"),
     pytest.param(embedded, id="embedded"),
     pytest.param(lambda: embedded(threads=2), id="embedded-2-threads"),
     pytest.param(vllm, id="vllm", marks=pytest.mark.slow),
+    pytest.param(vllm_server, id="vllm-server", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
 ]
 every_engine = pytest.mark.parametrize("make", ENGINES)
 

@@ -13,7 +13,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -27,15 +26,13 @@ import trio
 import trio.testing
 from safetensors.torch import load_file
 
-from swarm.checkpoint import save
 from swarm.engine import leash
 from swarm.engine.http import HttpBackend, Place, connected
 from swarm.engine.pool import pool
-from swarm.engine.server import Server, ServerConfig, client_of, launched, server
+from swarm.engine.server import Server, client_of, launched
 from swarm.engine.serving import Limits, Part, Serving
-from swarm.engine.vllm import VLLMConfig
 from swarm.types import CheckpointRef, Completion, EngineError, Sampling
-from tests.engine_cases import VOCAB, tiny
+from tests.engine_cases import VOCAB, end_server, started_server, tiny
 
 SECONDS = 10.0
 TEN = Sampling(10, seed=3)
@@ -605,37 +602,13 @@ model = partial(tiny, head_dim=32)
 
 
 @pytest.fixture(scope="module")
-def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A real server, which takes a minute to start, for every test that follows."""
-    folder = tmp_path_factory.mktemp("vllm") / "m"
-    save(model(1), None, folder, 0)
-    found: list[Server] = []
-    tokens: list[tuple[trio.lowlevel.TrioToken, trio.Event]] = []
-    ready = threading.Event()
-
-    async def hold() -> None:
-        async with server(folder, ServerConfig(VLLMConfig(max_len=256, cache_bytes=16 << 20))) as process:
-            end = trio.Event()
-            found.append(process)
-            tokens.append((trio.lowlevel.current_trio_token(), end))
-            ready.set()
-            await end.wait()
-
-    def run() -> None:
-        try:
-            trio.run(hold)
-        finally:
-            ready.set()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    ready.wait()
-    yield found[0]
-    token, end = tokens[0]
-    token.run_sync_soon(end.set)
-    thread.join()
+def vllm() -> Iterator[Server]:
+    """A real server for every test that follows."""
+    process = started_server()
+    yield process
+    end_server()
     with pytest.raises(ProcessLookupError):
-        os.killpg(found[0].pid, 0)
+        os.killpg(process.pid, 0)
 
 
 @asynccontextmanager
