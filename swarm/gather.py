@@ -57,16 +57,16 @@ def _collecting_less() -> Generator[None]:
 
     Agents are many objects that live from turn to turn. The full collections that they bring about look through all
     of them, and through all that torch and transformers made when they were imported, and find nothing: an agent
-    leads to no cycle. Whoever has frozen objects already keeps his own settings.
+    leads to no cycle. What somebody has frozen already, as vLLM does, stays so.
     """
-    if gc.get_freeze_count():
-        yield
-        return
     young, *older = gc.get_threshold()
-    gc.freeze()
+    frozen = gc.get_freeze_count() > 0
+    if not frozen:
+        gc.freeze()
     gc.set_threshold(max(young, YOUNG) if young else 0, *older)
     try:
         yield
     finally:
         gc.set_threshold(young, *older)
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
