@@ -363,7 +363,7 @@ def test_64k_actions_in_500_segments_take_at_most_two_and_a_half_milliseconds(co
         group_R=torch.arange(125) // 5,
     )
     best = math.inf
-    for _ in range(40):
+    for _ in range(300):
         started = time.thread_time()  # of this thread: others' work does not count
         advantages(chain, config)
         best = min(best, time.thread_time() - started)
