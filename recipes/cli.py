@@ -38,7 +38,9 @@ from recipes.train import TABLES, train
 from recipes.wide_search import single_agent, wide_search
 from rewards.widesearch.cli import score_main
 from swarm.folders import CheckpointError
+from swarm.rl.ranks import LearnerLost
 from swarm.rundir import RunDirError, read_recipe
+from swarm.workers import ClusterError
 
 HELP = """\
 usage: swarm-rl COMMAND ...
@@ -59,7 +61,10 @@ Every command has a --help of its own.
 """
 
 
-USER_ERRORS = (UsageError, OverrideError, ReportError, EpisodesError, CheckpointError, RunDirError, OSError)
+USER_ERRORS = (
+    *(UsageError, OverrideError, ReportError, EpisodesError, CheckpointError, RunDirError, OSError),
+    *(ClusterError, LearnerLost),
+)
 
 
 @dataclass(frozen=True, slots=True)

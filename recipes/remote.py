@@ -91,7 +91,7 @@ class OpenJob(Generic[R]):
 
 @asynccontextmanager
 async def open_workers(opens: Opens[R], recipe: R) -> AsyncGenerator[Cluster | None]:
-    """The workers that the placement asks for; None for none. Raises WorkerError where Ray cannot be reached."""
+    """The workers that the placement asks for; None for none. Raises ClusterError where Ray cannot be reached."""
     if not recipe.placement.workers:
         yield None
         return

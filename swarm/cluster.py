@@ -31,9 +31,9 @@ import trio
 
 from swarm.actors import Answer, RankActor, RollerActor
 from swarm.pool import Pool, PoolStats
-from swarm.rl.ranks import LearnerLost, RankFactory
+from swarm.rl.ranks import LearnerError, LearnerLost, RankFactory
 from swarm.types import Rollout
-from swarm.workers import ClusterConfig, Request, RollerFactory, WorkerError, WorkerLost
+from swarm.workers import ClusterConfig, ClusterError, Request, RollerFactory, WorkerError, WorkerLost
 
 _REACH_SECONDS = 10.0
 
@@ -46,13 +46,13 @@ _ENVIRONMENT = {
 
 
 def _ray() -> Any:
-    """Ray, an optional extra. Raises WorkerError where it is not installed."""
+    """Ray, an optional extra. Raises ClusterError where it is not installed."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError as e:
-        raise WorkerError(f"cluster: ray cannot be imported ({e}), want `pip install 'swarm-rl[ray]'`") from e
+        raise ClusterError(f"cluster: ray cannot be imported ({e}), want `pip install 'swarm-rl[ray]'`") from e
     return ray
 
 
@@ -60,7 +60,7 @@ def connect(config: ClusterConfig) -> bool:
     """Joins the cluster at `config.address`, or starts one on this machine; whether it did so now.
 
     To be called from the main thread: what Ray starts ends with the thread that started it, however that ends (two
-    helpers of Ray's own about a minute later). Raises WorkerError.
+    helpers of Ray's own about a minute later). Raises ClusterError.
     """
     ray = _ray()
     if ray.is_initialized():
@@ -71,7 +71,7 @@ def connect(config: ClusterConfig) -> bool:
         _reach(config.address)
         ray.init(**where, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as e:  # the boundary: Ray raises bare ones where it does not come up
-        raise WorkerError(f"cluster: no Ray at {config.address or 'this machine'}: {_line(e)}") from e
+        raise ClusterError(f"cluster: no Ray at {config.address or 'this machine'}: {_line(e)}") from e
     finally:
         # Ray's own handler raises wherever the program is, in trio's internals too.
         if threading.current_thread() is threading.main_thread():
@@ -135,7 +135,7 @@ class Cluster:
     """`async with Cluster(config, factory) as cluster: rollouts = await cluster.roll_out(requests)`.
 
     Workers that make rollouts with the rollers of `factory`, opened in their processes. Nothing of it outlives the
-    block. Raises WorkerError where Ray cannot be reached, ValueError for a factory that cannot be sent.
+    block. Raises ClusterError where Ray cannot be reached, ValueError for a factory that cannot be sent.
     """
 
     def __init__(self, config: ClusterConfig, factory: RollerFactory) -> None:
@@ -190,7 +190,7 @@ class Cluster:
 class RayRanks:
     """The `Ranks` of a learner group as actors: `LearnerGroup(RayRanks(config, factory), config.learners, seconds)`.
 
-    To be called from the main thread. Raises WorkerError where Ray cannot be reached or has no room for all of them.
+    To be called from the main thread. Raises ClusterError where Ray cannot be reached or has no room for all of them.
     """
 
     def __init__(self, config: ClusterConfig, factory: RankFactory) -> None:
@@ -203,7 +203,7 @@ class RayRanks:
         if waiting:
             words = room(config, "learner")
             self.close()
-            raise WorkerError(f"cluster: no room for all learners in {config.place_seconds:.0f} s: {words}")
+            raise ClusterError(f"cluster: no room for all learners in {config.place_seconds:.0f} s: {words}")
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
         """See `Ranks`."""
@@ -225,7 +225,7 @@ class RayRanks:
         except ray.exceptions.RayError as e:
             raise LearnerLost(f"{who} died: {_line(e)}") from e
         if answer.error:
-            raise LearnerLost(f"{who} raised {answer.error}\n{answer.trace}")
+            raise LearnerError(f"{who} raised {answer.error}\n{answer.trace}")
 
     def close(self) -> None:
         for one in self._actors:

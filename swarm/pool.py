@@ -26,7 +26,7 @@ from typing import Any, Self
 import trio
 
 from swarm.types import Ledger, Rollout, Trace
-from swarm.workers import ClusterConfig, Request, Worker, WorkerError, WorkerLost
+from swarm.workers import ClusterConfig, ClusterError, Request, Worker, WorkerError, WorkerLost
 
 log = logging.getLogger(__name__)
 
@@ -289,7 +289,7 @@ class Pool:
             self._notify()
             log.warning("a worker was lost: %s", life.cause)
             if self._failed >= self.config.attempts * self.config.workers:
-                self._break(WorkerError(f"cluster: {self._failed} workers in a row failed to start: {life.cause}"))
+                self._break(ClusterError(f"cluster: {self._failed} workers in a row failed to start: {life.cause}"))
                 return
             fruitless = 0 if life.done else fruitless + 1
             if fruitless:
@@ -338,7 +338,7 @@ class Pool:
                     await self._changed.wait()
             if not self._placed:
                 seconds = f"{self.config.place_seconds:.0f} s"
-                self._break(WorkerError(f"cluster: no room for any worker in {seconds}: {self._room()}"))
+                self._break(ClusterError(f"cluster: no room for any worker in {seconds}: {self._room()}"))
             while self._placed:
                 await self._changed.wait()
 

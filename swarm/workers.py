@@ -96,7 +96,11 @@ class WorkerLost(Exception):
 
 
 class WorkerError(Exception):
-    """What no other worker would do better: a wrong program, or no room. The first line says it all."""
+    """What no other worker would do better, as a wrong program. The first line says it all; a traceback may follow."""
+
+
+class ClusterError(WorkerError):
+    """There is no Ray, no room, or no worker that starts: one line for the user."""
 
 
 class Worker(Roller, Protocol):

@@ -25,9 +25,9 @@ from swarm.cluster import Cluster, RayRanks, connect, disconnect
 from swarm.gather import Job, gather
 from swarm.loop import Harness
 from swarm.rl.group import LearnerGroup, Rank
-from swarm.rl.ranks import LearnerLost
+from swarm.rl.ranks import LearnerError
 from swarm.types import Budget, Rollout, Sampling
-from swarm.workers import ClusterConfig, WorkerError
+from swarm.workers import ClusterConfig, ClusterError, WorkerError
 from tests.fake_ranks import Fails
 from tests.fake_rollers import TASK, Echo, Letters, OpenScripted, ScriptedEngine, requests, running, speak
 from tests.test_rl_group import check_as_one, make
@@ -63,6 +63,16 @@ def factory(tmp_path: Path) -> OpenScripted:
     return OpenScripted(tmp_path)
 
 
+def gone(processes: list[int]) -> bool:
+    """Whether all have ended, or do so within a minute."""
+    deadline = time.monotonic() + 60
+    while alive := any(running(p) for p in processes):
+        if time.monotonic() > deadline:
+            break
+        os.sched_yield()
+    return not alive
+
+
 def timeless(rollouts: list[Rollout]) -> list[Rollout]:
     return [replace(r, ledger=structs.replace(r.ledger, seconds=0.0, seconds_queued=0.0)) for r in rollouts]
 
@@ -80,7 +90,7 @@ async def test_rollouts_of_workers_are_those_of_this_process(config: ClusterConf
         processes = factory.processes()
         assert len(processes) == 2
         assert timeless(await cluster.roll_out(requests(60))) == await here(60)
-    assert not any(running(p) for p in processes)
+    assert gone(processes)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -186,7 +196,7 @@ async def test_a_roller_that_does_not_open_is_one_error(config: ClusterConfig, t
 async def test_no_room_is_one_error_that_says_what_there_is(config: ClusterConfig, factory: OpenScripted) -> None:
     async with Cluster(replace(config, worker_cpus=64, place_seconds=1), factory) as cluster:
         line = r"no room for any worker in 1 s: asked 64 CPU for each of 2 workers, the cluster of 2 nodes has 2 CPU "
-        with pytest.raises(WorkerError, match=line):
+        with pytest.raises(ClusterError, match=line):
             await cluster.roll_out(requests(1))
 
 
@@ -207,14 +217,16 @@ def test_a_learner_that_fails_on_ray_ends_the_call_with_its_cause(config: Cluste
     ranks = RayRanks(config, partial(Fails, how))
     try:
         assert ranks.call("add", [(1,), (2,)], 120) == [1, 12]
-        with pytest.raises(LearnerLost, match=line):
+        with pytest.raises(LearnerError, match=line):
             ranks.call("add", [(0,), (0,)], 1 if how == "hang" else 120)
     finally:
         ranks.close()
 
 
 def test_no_room_for_learners_is_one_error(config: ClusterConfig) -> None:
-    with pytest.raises(WorkerError, match="no room for all learners in 1 s: asked 1 CPU, 1 GPU for each of 2 learners"):
+    with pytest.raises(
+        ClusterError, match="no room for all learners in 1 s: asked 1 CPU, 1 GPU for each of 2 learners"
+    ):
         RayRanks(replace(config, learner_gpus=1, place_seconds=1), partial(Fails, "die"))
 
 
@@ -229,7 +241,7 @@ def test_an_address_where_nobody_listens_is_one_error():
         address = f"127.0.0.1:{s.getsockname()[1]}"
     code = "from swarm.cluster import *; from swarm.workers import *; connect(ClusterConfig(sys.argv[1]))"
     run = subprocess.run([sys.executable, "-c", f"import sys; {code}", address], capture_output=True, text=True)
-    assert f"WorkerError: cluster: no Ray at {address}: [Errno 111] Connection refused" in run.stderr
+    assert f"ClusterError: cluster: no Ray at {address}: [Errno 111] Connection refused" in run.stderr
 
 
 DRIVER = """
@@ -265,7 +277,4 @@ def test_no_worker_outlives_its_driver(tmp_path: Path, how: signal.Signals) -> N
         assert len(processes) == 1
         driver.send_signal(how)
     assert driver.returncode == -how
-    deadline = time.monotonic() + 60
-    while OpenScripted(folder).processes() and time.monotonic() < deadline:
-        os.sched_yield()
-    assert not OpenScripted(folder).processes()
+    assert gone(processes)

@@ -13,7 +13,7 @@ import trio
 
 from swarm.pool import Pool
 from swarm.types import Budget, Ledger, Rollout, Trace
-from swarm.workers import ClusterConfig, Request, WorkerError, WorkerLost
+from swarm.workers import ClusterConfig, ClusterError, Request, WorkerError, WorkerLost
 from tests.swarm_cases import TASK
 
 CONFIG = ClusterConfig(workers=3, at_once=16)
@@ -219,7 +219,7 @@ async def test_weights_that_a_dying_worker_cannot_take_do_not_hold_up_the_others
 async def test_no_room_for_any_worker_is_one_error(autojump_clock: trio.abc.Clock) -> None:
     site = Site(room=0)
     async with Pool(site.spawn, CONFIG, site.words) as pool:
-        with pytest.raises(WorkerError, match="no room for any worker in 60 s: asked 1 CPU each, there are 0"):
+        with pytest.raises(ClusterError, match="no room for any worker in 60 s: asked 1 CPU each, there are 0"):
             await pool.roll_out(requests(3))
         with pytest.raises(WorkerError, match="no room"):
             await pool.update({}, 1)
@@ -276,14 +276,14 @@ async def test_a_worker_that_cannot_start_is_tried_three_times(autojump_clock: t
         assert len(await pool.roll_out(requests(2))) == 2
     site = Site(refuse_start=3)
     async with Pool(site.spawn, ClusterConfig(workers=1), site.words) as pool:
-        with pytest.raises(WorkerError, match="3 workers in a row failed to start: no memory"):
+        with pytest.raises(ClusterError, match="3 workers in a row failed to start: no memory"):
             await pool.roll_out(requests(2))
 
 
 async def test_a_worker_that_does_not_get_up_in_time_is_replaced(autojump_clock: trio.abc.Clock) -> None:
     site = Site(start_seconds=1e6)
     async with Pool(site.spawn, ClusterConfig(workers=1, start_seconds=10), site.words) as pool:
-        with pytest.raises(WorkerError, match="3 workers in a row failed to start: not started after 10 s"):
+        with pytest.raises(ClusterError, match="3 workers in a row failed to start: not started after 10 s"):
             await pool.roll_out(requests(2))
 
 

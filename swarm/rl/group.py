@@ -47,7 +47,7 @@ class LearnerGroup:
     """`with LearnerGroup(ranks, 2, seconds=600) as group: metrics, weights = group.update(rollouts)`.
 
     `ranks` are processes with a `Rank` each. They meet and make their learners, the first one's weights being those
-    of all. `seconds` bounds every call. Raises LearnerLost; what raises it closes the group.
+    of all. `seconds` bounds every call. Raises LearnerError; what raises it closes the group.
     """
 
     def __init__(self, ranks: Ranks, count: int, seconds: float) -> None:

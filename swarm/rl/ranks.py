@@ -23,8 +23,12 @@ RankFactory = Callable[[int, str, int], object]
 number among those of its machine; it must be picklable."""
 
 
-class LearnerLost(Exception):
-    """A process died, raised or was late; the first line says which and why."""
+class LearnerError(Exception):
+    """A process raised; the first line says which and what, and its traceback follows."""
+
+
+class LearnerLost(LearnerError):
+    """A process died or was late: one line for the user."""
 
 
 class Ranks(Protocol):
@@ -33,7 +37,7 @@ class Ranks(Protocol):
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
         """Calls a method with one of the tuples on each rank, as many as there are tuples, all at once.
 
-        Raises LearnerLost at the first that fails, or after so many seconds.
+        Raises LearnerError at the first that fails, LearnerLost where it died or was late after so many seconds.
         """
         ...
 
@@ -104,7 +108,7 @@ class LocalRanks:
         except (EOFError, OSError) as e:
             raise self._died(rank) from e
         if error:
-            raise LearnerLost(f"learners: rank {rank} of {len(self._pipes)} raised {error}\n{trace}")
+            raise LearnerError(f"learners: rank {rank} of {len(self._pipes)} raised {error}\n{trace}")
         return value
 
     def _died(self, rank: int) -> LearnerLost:
