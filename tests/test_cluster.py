@@ -105,12 +105,12 @@ async def test_processes_killed_in_an_iteration_change_nothing_in_its_result(
         if heard.total() in moments and (alive := factory.processes()):
             os.kill(rng.choice(alive), signal.SIGKILL)
 
-    async with Cluster(config, factory) as cluster:
+    # One request may be there at all four deaths: it is not given up before the fifth.
+    async with Cluster(replace(config, attempts=5), factory) as cluster:
         await cluster.up(2)
         made = timeless(await cluster.roll_out(requests(120), done))
         assert cluster.stats.lost > 0
     expected = await here(120)
-    # In-flight requests of a killed worker that were lost three times would be counted as errors: none was.
     assert made == expected
     assert heard == Counter(r.ledger.tokens_sampled for r in expected)
 
