@@ -320,4 +320,5 @@ def test_a_run_takes_about_the_memory_that_its_plan_says(tmp_path: Path):
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0
-    assert 0.5 < used.ru_maxrss * 1024 / one.process.host.total <= 1
+    # What a process takes of memory beside its arrays differs from machine to machine.
+    assert 0.5 < used.ru_maxrss * 1024 / one.process.host.total <= 1.2
