@@ -164,6 +164,7 @@ def test_the_first_error_of_a_group_is_one_line():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 async def test_a_process_answers_complains_or_is_ended_in_time():
     async def run(code: str, seconds: float = 60.0) -> tuple[str, str]:
         return await doctor._process([sys.executable, "-S", "-c", code], b"5", seconds)
@@ -175,6 +176,7 @@ async def test_a_process_answers_complains_or_is_ended_in_time():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 async def test_what_a_process_started_is_ended_with_it(tmp_path: Path):
     told = tmp_path / "pid"
     child = f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(1000)"
@@ -198,6 +200,7 @@ def at_hand(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_doctor_finds_this_machine_fit_for_the_shipped_recipe(at_hand: None, capsys: pytest.CaptureFixture[str]):
     code = main(["doctor", "wide_search", "--threads", "1", "--serving.cache_mib", "64"])
     out = capsys.readouterr().out.splitlines()
@@ -210,6 +213,7 @@ def test_the_doctor_finds_this_machine_fit_for_the_shipped_recipe(at_hand: None,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_recipe_whose_weights_are_missing_fails_and_starts_no_engine(
     at_hand: None, capsys: pytest.CaptureFixture[str]
 ):
@@ -221,6 +225,7 @@ def test_a_recipe_whose_weights_are_missing_fails_and_starts_no_engine(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["wide_search_4b", "wide_search_30b"])
 def test_a_recipe_for_gpus_is_refused_here_before_anything_is_loaded(
     name: str, at_hand: None, capsys: pytest.CaptureFixture[str]
@@ -233,6 +238,7 @@ def test_a_recipe_for_gpus_is_refused_here_before_anything_is_loaded(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_recipe_that_is_ready_runs():
     seen: list[Any] = []
     run = guarded(lambda recipe, out, *, clean, console: seen.append((recipe, out, clean)))
@@ -241,6 +247,7 @@ def test_a_recipe_that_is_ready_runs():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_engines_are_tried_in_a_process_of_their_own():
     recipe = replace(wide_search(), threads=1, start=SHIPPED, subagent=Path("nowhere"))
     given = json.dumps({"try": "engines", "kind": "Recipe", "recipe": to_json(recipe)})

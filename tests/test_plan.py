@@ -311,6 +311,7 @@ def test_the_shipped_recipe_fits_this_machine_in_words(capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_run_takes_about_the_memory_that_its_plan_says(tmp_path: Path):
     argv = [*SHORT, "--iterations", "1", "--serving.cache_mib", "32", "--main.context", "4096"]
     (one,) = plan(apply(wide_search(), argv), this_machine()).placed
