@@ -40,6 +40,7 @@ from rewards.widesearch.cli import score_main
 from swarm.folders import CheckpointError
 from swarm.rl.ranks import LearnerLost
 from swarm.rundir import RunDirError, read_recipe
+from swarm.types import EngineError
 from swarm.workers import ClusterError
 
 HELP = """\
@@ -62,7 +63,7 @@ Every command has a --help of its own.
 
 
 USER_ERRORS = (
-    *(UsageError, OverrideError, ReportError, EpisodesError, CheckpointError, RunDirError, OSError),
+    *(UsageError, OverrideError, ReportError, EpisodesError, CheckpointError, RunDirError, OSError, EngineError),
     *(ClusterError, LearnerLost),
 )
 
