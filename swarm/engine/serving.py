@@ -93,7 +93,8 @@ class Serving:
         earlier: tuple[tuple[int, int], ...] = ()
         cached, queued = 0, 0.0
         while True:
-            await self._open.wait()
+            while not self._open.is_set():  # and nothing runs between this and the request: the gate may close again
+                await self._open.wait()
             version = self.version
             seed = derive(sampling.seed, len(said)) if said else sampling.seed
             part = await self._sample((*ids, *said), structs.replace(sampling, max_tokens=limit - len(said), seed=seed))
