@@ -167,12 +167,11 @@ async def test_a_prefix_cache_that_is_not_reset_fails_the_update_and_every_reque
             await e.generate([1], Sampling(2))
 
 
-@pytest.mark.parametrize(
-    "least",
-    [8, pytest.param(1, marks=pytest.mark.xfail(reason="keys of the old weights are used again after one step"))],
-)
+@pytest.mark.parametrize("least", [1, 8])
 async def test_requests_under_way_go_on_across_an_update_and_each_token_knows_its_version(least: int):
     found: list[Completion] = []
+    # Made before anything runs: vLLM's thread draws from the generator that the weights are drawn from.
+    new = model(2)
     async with engine() as e:
 
         async def one(k: int) -> None:
