@@ -182,7 +182,7 @@ async def test_requests_under_way_go_on_across_an_update_and_each_token_knows_it
                 nursery.start_soon(one, k)
             while e.running < 6 or _said(e) < least:
                 await trio.lowlevel.checkpoint()
-            await e.update(model(2).state_dict(), 2)
+            await e.update(new.state_dict(), 2)
     for c in found:
         k = next(k for k in range(6) if off(model(1), [*PROMPT, k], c.ids[:1], c.logprobs[:1]) < 1e-4)
         ((version, n),) = c.earlier
@@ -190,7 +190,7 @@ async def test_requests_under_way_go_on_across_an_update_and_each_token_knows_it
         assert 0 < n < 80
         assert off(model(1), [*PROMPT, k], c.ids[:n], c.logprobs[:n]) < 1e-4
         # What follows was computed anew from the first token on, by the new weights alone.
-        assert off(model(2), [*PROMPT, k, *c.ids[:n]], c.ids[n:], c.logprobs[n:]) < 1e-4
+        assert off(new, [*PROMPT, k, *c.ids[:n]], c.ids[n:], c.logprobs[n:]) < 1e-4
         assert [(s.version, len(s.ids)) for s in c.spans] == [(1, n), (2, 80 - n)]
 
 
