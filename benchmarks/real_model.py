@@ -39,7 +39,7 @@ from swarm.checkpoint import load_model, ref_of, save
 from swarm.engine.probe import verify
 from swarm.engine.scripted import ScriptedEngine
 from swarm.engine.vllm import VLLMConfig, vllm_engines
-from swarm.loop import Harness
+from swarm.loop import Harness, Subagent
 from swarm.rl.adapt import AdaptConfig
 from swarm.rl.batch import collect
 from swarm.rl.critic import CriticConfig
@@ -123,7 +123,7 @@ def orchestrator(chat: Chat, world: World, engine: Engine, frozen: Engine, secon
     reading, limits = (Search(world), Access(world)), SpawnLimits()
     sampling, budget = Sampling(TURN, stop=chat.stop), Budget(STEPS, CONTEXT, seconds)
     child = Harness(frozen, chat, reading, SYSTEM, sampling, budget)
-    tools = (*reading, CreateSubagent(limits), AssignTask(lambda _: child, limits))
+    tools = (*reading, CreateSubagent(limits), AssignTask(lambda *_: Subagent(child), limits))
     return Harness(engine, chat, tools, SYSTEM, sampling, budget)
 
 

@@ -23,7 +23,7 @@ from orchestrator.tools import AssignTask, CreateSubagent, SpawnLimits
 from recipes.tokenizer import build_tokenizer
 from swarm.chat import HermesChat
 from swarm.gather import Job, gather
-from swarm.loop import Harness
+from swarm.loop import Harness, Subagent
 from swarm.tools import CallContext, Tool
 from swarm.types import (
     Budget,
@@ -71,6 +71,9 @@ class WholeTexts:
 
     def observe(self, results: Sequence[str], note: str, *, closed: bool) -> list[int]:
         return [self.encode(text) for text in (*results, note)]
+
+    def clipped(self, text: str, tokens: int) -> str:
+        return text if tokens else ""
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSpec] = ()) -> Turn:
         message = json.loads(self._texts[ids[0]])
@@ -165,7 +168,7 @@ def subagents(agents: int, steps: int) -> Measured:
     clocks = Clocks()
     child = harness(TickEngine(below, rehearsed), chat, (tool,), steps)
     limits = SpawnLimits(agents=1, assignments=WIDTH)
-    spawning = (CreateSubagent(limits), AssignTask(lambda _: child, limits))
+    spawning = (CreateSubagent(limits), AssignTask(lambda *_: Subagent(child), limits))
     h = harness(TickEngine(above, leading(chat)), chat, spawning, steps + 1)
     rollouts = trio.run(play, h, agents // WIDTH, above, below)
     below.answers += above.answers

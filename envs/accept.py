@@ -18,7 +18,7 @@ from envs.pages import MISSING, EntityPage, Field
 from envs.tasks import Column, constant_guess, usual_values
 from envs.tools import access, search
 from envs.world import World
-from swarm.types import Artifact, Table, Task, ToolResult, Verifier
+from swarm.types import Artifact, Table, TableScore, Task, ToolResult
 from swarm.workspace import Workspace
 
 WIDE = 50
@@ -60,7 +60,7 @@ class Acceptance:
 def accept(
     world: World,
     task: Task,
-    verifier: Verifier,
+    verifier: TableScore,
     budget: int = BUDGET,
     usual: Mapping[tuple[str, str], str] | None = None,
 ) -> Acceptance:
@@ -86,7 +86,7 @@ def accept(
     )
 
 
-def accepted(world: World, verifier: Verifier, budget: int = BUDGET) -> Callable[[Task], bool]:
+def accepted(world: World, verifier: TableScore, budget: int = BUDGET) -> Callable[[Task], bool]:
     """For `TaskSet(world, keep=accepted(world, verifier))`: serves only tasks that pass."""
     usual = usual_values(world)
     return lambda task: accept(world, task, verifier, budget, usual).ok

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from swarm.loop import Harness, begin, run
+from swarm.loop import Subagent, begin, run
 from swarm.tools import CallContext, Refused
 from swarm.types import Artifact, Rollout, ToolCall, ToolResult, ToolSpec
 from swarm.workspace import Workspace
@@ -105,12 +105,12 @@ class CreateSubagent:
 
 @dataclass(frozen=True, slots=True)
 class AssignTask:
-    """Runs a created subagent on a prompt. `subagent` gives the harness for a name of the roster.
+    """Runs a created subagent on a prompt. `subagent` says who that is, from a name and the assignment's seed.
 
     Handles named in the prompt are written out for the subagent, which shares nothing else.
     """
 
-    subagent: Callable[[str], Harness]
+    subagent: Callable[[str, int], Subagent]
     limits: SpawnLimits
     spec: ToolSpec = ASSIGN
 
@@ -139,7 +139,8 @@ class AssignTask:
 
     async def run(self, call: ToolCall, context: CallContext) -> ToolResult:
         name, prompt = str(call.arguments["agent"]).strip(), str(call.arguments["prompt"]).strip()
-        harness = self.subagent(name)
+        who = self.subagent(name, context.seed)
+        harness = who.harness
         budget = replace(harness.budget, critical_steps=min(harness.budget.critical_steps, context.left))
         state = begin(
             harness,
@@ -148,16 +149,18 @@ class AssignTask:
             budget=budget,
             agent=f"{context.agent}/{context.index}:{name}",
             depth=context.depth + 1,
-            system=context.workspace.roster[name],
+            system=context.workspace.roster[name] if who.system is None else who.system,
             prompt=context.workspace.expand(prompt),
             workspace=context.workspace.child(),
         )
         child = await run(harness, state)
-        return ToolResult(self._message(child), error=_failure(child), child=child)
+        return ToolResult(self._message(child, who), error=_failure(child), child=child)
 
-    def _message(self, child: Rollout) -> tuple[str | Artifact, ...]:
+    def _message(self, child: Rollout, who: Subagent) -> tuple[str | Artifact, ...]:
         prose = " ".join(_REFERENCE.sub("", line) for line in child.answer.splitlines() if not line.startswith("|"))
         text = " ".join(prose.split())[: self.limits.reply_chars]
+        if who.reply_tokens:
+            text = who.harness.chat.clipped(text, who.reply_tokens)
         if child.trace.status == "error":
             text = "error: the subagent failed"
         if child.table:

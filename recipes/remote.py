@@ -22,9 +22,8 @@ from transformers import PreTrainedTokenizerFast
 from recipes.config import Training
 from recipes.session import load_tokenizer
 from swarm.cluster import Cluster
-from swarm.loop import Harness, begin, run
 from swarm.seeds import derive
-from swarm.types import Budget, Rollout, ServingEngine, Task
+from swarm.types import Budget, Rollout, Runner, ServingEngine, Task
 from swarm.workers import ClusterConfig, Request, Roller
 
 R = TypeVar("R", bound=Training)
@@ -38,7 +37,7 @@ class Rolling(Protocol):
         """The engine of the policy that is trained."""
         ...
 
-    def harness(self) -> Harness:
+    def harness(self) -> Runner:
         """The system that is trained, on engines of this process."""
         ...
 
@@ -57,8 +56,7 @@ class JobRoller:
     job: Rolling
 
     async def roll(self, request: Request) -> Rollout:
-        harness = self.job.harness()
-        return await run(harness, begin(harness, request.task, request.seed, budget=request.budget))
+        return await self.job.harness().roll(request.task, request.seed, request.budget)
 
     async def update(self, weights: Mapping[str, Any], version: int) -> None:
         await self.job.engine.update(weights, version)

@@ -25,7 +25,7 @@ from swarm.folders import CheckpointError
 from swarm.gather import Job, gather
 from swarm.loop import Harness
 from swarm.seeds import derive
-from swarm.types import Budget, Rollout, ServingEngine, Task
+from swarm.types import Budget, Rollout, Runner, ServingEngine, Task
 
 CACHE = Path(".cache")
 """Where extracted facts are kept between runs, below the working folder."""
@@ -112,7 +112,7 @@ async def session(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> AsyncGe
 
 
 async def roll_out(
-    harness: Harness,
+    harness: Runner,
     tasks: Sequence[Task],
     budgets: Sequence[int],
     seed: int,

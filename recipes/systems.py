@@ -20,7 +20,7 @@ from recipes.config import Limits, Recipe
 from subagents.scripted import read_table
 from swarm.chat import Chat
 from swarm.engine.scripted import ScriptedEngine
-from swarm.loop import Harness
+from swarm.loop import Harness, Subagent
 from swarm.tools import Tool
 from swarm.transcript import Policy, read
 from swarm.types import Budget, Engine, Sampling
@@ -44,9 +44,9 @@ class Builder:
     def swarm(self, engine: Engine, frozen: Engine, roles: Mapping[str, Engine] = NOBODY) -> Harness:
         """An orchestrator whose subagents run on `frozen`, those of a name in `roles` on that one's engine."""
         child = self._harness(frozen, self._reading(), self.recipe.child)
-        named = {name: replace(child, engine=e) for name, e in roles.items()}
+        named = {name: Subagent(replace(child, engine=e)) for name, e in roles.items()}
         limits = self.recipe.spawning
-        spawning = (CreateSubagent(limits), AssignTask(lambda name: named.get(name, child), limits))
+        spawning = (CreateSubagent(limits), AssignTask(lambda name, _: named.get(name, Subagent(child)), limits))
         return self._harness(engine, (*self._reading(), *spawning), self.recipe.main)
 
     def scripted(self, policy: Policy) -> ScriptedEngine:

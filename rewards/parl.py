@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from swarm.rl.schedule import Anneal
-from swarm.types import Reward, Rollout, Table, Task, Verifier
+from swarm.types import Reward, Rollout, Table, TableScore, Task
 
 REFUSED_SPAWNS = ("unknown_agent", "duplicate_assignment", "empty_assignment", "over_limit", "depth_limit", "no_budget")
 
@@ -128,7 +128,7 @@ def parl(rollout: Rollout, scores: Mapping[str, float], config: ParlConfig, opti
     return replace(rollout, reward=Reward(parts, weights))
 
 
-def score(verifier: Verifier, task: Task, table: Table) -> Mapping[str, float]:
+def score(verifier: TableScore, task: Task, table: Table) -> Mapping[str, float]:
     """The verifier's values, refused if it left out the one that r_perf is made of."""
     scores = verifier(task, table)
     if "item_f1" not in scores:

@@ -27,7 +27,7 @@ def canonical(cell: str) -> str:
 
 
 def table_scores(task: Task, table: Table) -> dict[str, float]:
-    """A `Verifier`: item_precision, item_recall, item_f1, row_f1 and success (1.0 or 0.0), each from 0 to 1.
+    """A `TableScore`: item_precision, item_recall, item_f1, row_f1 and success (1.0 or 0.0), each from 0 to 1.
 
     Rows are matched one to one on the first `task.keys` columns, of equal keys the first row counts; each key
     cell of a matched row is worth 1 and each other cell 1 if equal. Precision is over the cells of the

@@ -10,7 +10,7 @@ from swarm.types import Table, Task
 
 
 def trail_scores(task: Task, table: Table) -> dict[str, float]:
-    """A `Verifier`: score, the share of trails whose row is right, and success (1.0 or 0.0).
+    """A `TableScore`: score, the share of trails whose row is right, and success (1.0 or 0.0).
 
     The first row of a letter is its answer: a second guess gains nothing and costs nothing. Values are compared in
     their canonical form (`rewards.table.canonical`). A row for a letter that no trail has is a wrong one: 3 right

@@ -81,6 +81,11 @@ class Chat:
         ids = self._ids(self.layout.observed(shown, note))
         return ids if closed else [self._end, *ids]
 
+    def clipped(self, text: str, tokens: int) -> str:
+        """See `ChatFormat`. A character that is cut through is left out."""
+        ids = self._plain_ids(text)
+        return text if len(ids) <= tokens else self.decode(ids[:tokens]).rstrip("\ufffd")
+
     def encode_turn(self, content: str, calls: Sequence[ToolCall] = ()) -> list[int]:
         """The ids with which a policy says this, end-of-turn id included: `parse` gives it back.
 

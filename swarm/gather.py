@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import trio
 
 from swarm.checks import want
-from swarm.loop import Harness, begin, run
-from swarm.types import Budget, Rollout, Task
+from swarm.types import Budget, Rollout, Runner, Task
 
 YOUNG = 50_000
 """How many objects are made, less those that are freed, before the garbage collector looks at them."""
@@ -21,7 +20,7 @@ YOUNG = 50_000
 class Job:
     """One rollout to make: a task, how it is run, and the seed that all of its randomness comes from."""
 
-    harness: Harness
+    harness: Runner
     task: Task
     seed: int
     budget: Budget
@@ -40,7 +39,7 @@ async def gather(
 
     async def work() -> None:
         for k, job in waiting:
-            results[k] = rollout = await run(job.harness, begin(job.harness, job.task, job.seed, budget=job.budget))
+            results[k] = rollout = await job.harness.roll(job.task, job.seed, job.budget)
             if done is not None:
                 done(rollout)
 

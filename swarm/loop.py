@@ -62,7 +62,8 @@ class Harness:
     """How an agent is run on a task: its engine, its language, its tools and its limits.
 
     Without a `scratchpad` the table rows of earlier turns are not kept: an answer hands in only those that it
-    holds itself, so that whatever is to be remembered must stand in the context.
+    holds itself, so that whatever is to be remembered must stand in the context. `checkpoint` is the sha256 of the
+    frozen weights that `engine` serves, "" where it serves a policy that is trained.
     """
 
     engine: Engine
@@ -73,6 +74,7 @@ class Harness:
     budget: Budget
     context: ContextPolicy = field(default_factory=ContextPolicy)
     scratchpad: bool = True
+    checkpoint: str = ""
     specs: tuple[ToolSpec, ...] = field(init=False, repr=False, compare=False)
     by_name: Mapping[str, Tool] = field(init=False, repr=False, compare=False)
 
@@ -83,6 +85,24 @@ class Harness:
         object.__setattr__(self, "specs", tuple(t.spec for t in self.tools))
         object.__setattr__(self, "by_name", dict(zip(names, self.tools, strict=True)))
         check_room(self.context, self.budget.tokens, self.sampling.max_tokens)
+
+    def fits(self, task: Task) -> str:
+        """See `Runner`: any task will do."""
+        return ""
+
+    async def roll(self, task: Task, seed: int, budget: Budget) -> Rollout:
+        """See `Runner`."""
+        return await run(self, begin(self, task, seed, budget=budget))
+
+
+@dataclass(frozen=True, slots=True)
+class Subagent:
+    """Who takes an assignment: how it is run, its own system prompt in the place of the orchestrator's, if it has one,
+    and how many tokens of its answer come back at most (0: as many as the caller's limits say)."""
+
+    harness: Harness
+    system: str | None = None
+    reply_tokens: int = 0
 
 
 class State(Struct, frozen=True):
@@ -112,6 +132,7 @@ class State(Struct, frozen=True):
     error: str = ""
     answer: str = ""
     children: tuple[Rollout, ...] = ()
+    checkpoint: str = ""
 
     @property
     def left(self) -> int:
@@ -140,7 +161,8 @@ def begin(
     system = harness.system if system is None else system
     lettered = dict(zip(ascii_lowercase, task.names, strict=False))
     workspace = workspace or Workspace((Artifact(task.subject, cells={"text": task.query, **lettered}),))
-    state = State(task, agent, depth, seed, budget, system, prompt, Segment(()), workspace)
+    frozen = harness.checkpoint
+    state = State(task, agent, depth, seed, budget, system, prompt, Segment(()), workspace, checkpoint=frozen)
     return _opened(harness, state, (), "start")
 
 
@@ -161,7 +183,7 @@ def close(state: State) -> Rollout:
     cut = state.status == "truncated"
     return Rollout(
         task=state.task,
-        trace=Trace(state.agent, (*state.past, state.segment), state.status, state.error),
+        trace=Trace(state.agent, (*state.past, state.segment), state.status, state.error, state.checkpoint),
         ledger=state.ledger,
         prompt=state.prompt,
         answer=state.answer,

@@ -79,12 +79,17 @@ class Segment(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What one agent saw and said. `agent` is its lineage: `"main"`, `"main/3:reader"`."""
+    """What one agent saw and said. `agent` is its lineage: `"main"`, `"main/3:reader"`.
+
+    `checkpoint`: sha256 of the frozen weights that served it from beginning to end, "" for a policy that is trained,
+    whose spans have versions.
+    """
 
     agent: str
     segments: tuple[Segment, ...]
     status: Status
     error: str = ""
+    checkpoint: str = ""
 
 
 class Stage(Struct, frozen=True, gc=False):
@@ -359,11 +364,55 @@ class ChatFormat(Protocol):
         """Reads a sampled turn back, never raises. The `tools` type the arguments that are written as bare text."""
         ...
 
+    def clipped(self, text: str, tokens: int) -> str:
+        """As much of the text's beginning as so many tokens hold."""
+        ...
+
     @property
     def stop(self) -> tuple[int, ...]: ...
 
 
+class Runner(Protocol):
+    """A way to run an agent on a task: the native loop (`swarm.loop.Harness`), or somebody else's agent."""
+
+    @property
+    def budget(self) -> Budget: ...
+
+    def fits(self, task: Task) -> str:
+        """Why it cannot run this task, in a few words; nothing where it can."""
+        ...
+
+    async def roll(self, task: Task, seed: int, budget: Budget) -> Rollout:
+        """One rollout. What goes wrong in it is its status and its error, never an exception."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a verifier found: `Verdict({"item_f1": .8})`; where it failed itself, why, and no score: never 0."""
+
+    scores: Mapping[str, float]
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.scores) == bool(self.error):
+            raise ValueError(f"verdict: scores {dict(self.scores)} with error {self.error!r}, want one of them")
+
+
 class Verifier(Protocol):
-    """Scores a finished rollout against its task: `{"item_f1": .8, "row_f1": .5, ...}`."""
+    """Scores a finished rollout: `await TableVerifier()(rollout)`. `main` names the score that stands for it."""
+
+    @property
+    def main(self) -> str: ...
+
+    def fits(self, task: Task) -> str:
+        """Why it cannot score rollouts of this task, in a few words; nothing where it can."""
+        ...
+
+    async def __call__(self, rollout: Rollout) -> Verdict: ...
+
+
+class TableScore(Protocol):
+    """Scores a table against its task, in plain Python: `{"item_f1": .8, "row_f1": .5, ...}`."""
 
     def __call__(self, task: Task, table: Table) -> Mapping[str, float]: ...

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.tools import AssignTask, CreateSubagent, SpawnLimits
 from swarm.context import ContextPolicy
 from swarm.engine.scripted import ScriptedEngine
-from swarm.loop import Harness, State, begin, run, step
+from swarm.loop import Harness, State, Subagent, begin, run, step
 from swarm.transcript import Transcript, read
 from swarm.types import Budget, CheckpointRef, Completion, Rollout, Sampling, Segment, Turn
 from tests.swarm_cases import TASK, call, chat, engine, harness
@@ -247,7 +247,7 @@ async def test_a_subagent_compacts_its_own_context_and_its_parent_does_not() -> 
         return Turn("ok") if t.exchanges else Turn("", (create, assign))
 
     child, limits = agent(steps=8), SpawnLimits()
-    r = await rollout(harness(leads, CreateSubagent(limits), AssignTask(lambda _: child, limits), steps=20))
+    r = await rollout(harness(leads, CreateSubagent(limits), AssignTask(lambda *_: Subagent(child), limits), steps=20))
     assert [s.opened_by for s in r.trace.segments] == ["start"]
     assert r.children[0].ledger.counts["compactions"] >= 2
     assert r.children[0].trace.segments[1].opened_by == "compaction"
@@ -264,7 +264,7 @@ async def test_an_orchestrator_compacts_and_its_children_start_afresh() -> None:
     limits = SpawnLimits()
     child = harness(lambda t: Turn("| A | 1 |"))
     lead = agent(leads, steps=12, threshold=100)
-    lead = replace(lead, tools=(*lead.tools, CreateSubagent(limits), AssignTask(lambda _: child, limits)))
+    lead = replace(lead, tools=(*lead.tools, CreateSubagent(limits), AssignTask(lambda *_: Subagent(child), limits)))
     r = await rollout(lead)
     assert r.ledger.counts["compactions"] >= 1
     assert [s.opened_by for c in r.children for s in c.trace.segments] == ["start"] * len(r.children)

@@ -13,7 +13,7 @@ from benchmarks.scale_cells import SIZE, Measured, messages
 from benchmarks.scale_swarm import CELLS as OURS
 from orchestrator.tools import AssignTask, CreateSubagent, SpawnLimits
 from swarm.gather import Job, gather
-from swarm.loop import Harness, begin, step
+from swarm.loop import Harness, Subagent, begin, step
 from swarm.types import Rollout, Turn
 from tests.swarm_cases import TASK, call, harness, says
 
@@ -120,7 +120,7 @@ async def test_what_is_spent_is_the_sum_of_the_stages_after_every_turn():
     child = harness(says(ONCE, Turn("done")))
     spawn = Turn("", (call("create_subagent", name="a", system_prompt="b"), call("assign_task", agent="a", prompt="c")))
     lead = says(Turn("", (call("echo", text="x"),) * 2), spawn, Turn("done"))
-    h = harness(lead, CreateSubagent(limits), AssignTask(lambda _: child, limits))
+    h = harness(lead, CreateSubagent(limits), AssignTask(lambda *_: Subagent(child), limits))
     state, spent = begin(h, TASK, seed=1), []
     while state.status == "running":
         state = await step(h, state)

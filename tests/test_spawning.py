@@ -4,7 +4,7 @@ import pytest
 
 from orchestrator.tools import REFUSALS, AssignTask, CreateSubagent, SpawnLimits
 from rewards.parl import REFUSED_SPAWNS
-from swarm.loop import Harness, begin, run
+from swarm.loop import Harness, Subagent, begin, run
 from swarm.transcript import Transcript
 from swarm.types import Rollout, Turn
 from tests.swarm_cases import TASK, call, chat, harness, says
@@ -20,7 +20,7 @@ def assign(prompt: str, agent: str = "a"):
 def swarm(policy, child: Harness | None = None, steps: int = 20, limits: SpawnLimits | None = None) -> Harness:
     limits = limits or SpawnLimits()
     child = child or harness(READ, steps=20)
-    return harness(policy, CreateSubagent(limits), AssignTask(lambda _: child, limits), steps=steps)
+    return harness(policy, CreateSubagent(limits), AssignTask(lambda *_: Subagent(child), limits), steps=steps)
 
 
 async def rollout(h: Harness) -> Rollout:
@@ -104,7 +104,7 @@ async def test_spawning_nests_to_the_depth_limit_and_no_further():
     limits = SpawnLimits(depth=2)
     policy = says(Turn("", (CREATE, assign("deeper"))), Turn("end"))
     tools: list = [CreateSubagent(limits)]
-    h = harness(policy, *tools, AssignTask(lambda _: h, limits), steps=30)
+    h = harness(policy, *tools, AssignTask(lambda *_: Subagent(h), limits), steps=30)
     r = await rollout(h)
     grandchild = r.children[0].children[0]
     assert grandchild.trace.agent == "main/1:a/1:a"
