@@ -34,7 +34,7 @@ def table_scores(task: Task, table: Table) -> dict[str, float]:
     distinct rows handed in, recall over those of `task.gold`. Rows are cut or padded to the width; what is
     padded scores 0. Blank rows and the header are skipped.
     """
-    gold, found = _by_key(task, task.gold), _by_key(task, table)
+    gold, found = by_key(task, task.gold), by_key(task, table)
     width = len(task.columns)
     items, rows = _true_positives(gold, found, task.keys)
     precision, recall = _ratio(items, len(found) * width), _ratio(items, len(gold) * width)
@@ -63,8 +63,8 @@ def _numeral(text: str) -> str:
     return f"-{number}" if m[1] == "-" and number != "0" else number
 
 
-def _by_key(task: Task, table: Iterable[Sequence[str]]) -> Mapping[Row, Row]:
-    """The first row of each key, header and blank rows left out, all rows of the task's width."""
+def by_key(task: Task, table: Iterable[Sequence[str]]) -> Mapping[Row, Row]:
+    """The first row of each key, header and blank rows left out, all rows in canonical form and of the task's width."""
     header = tuple(map(canonical, task.columns))
     width = len(header)
     rows: dict[Row, Row] = {}
