@@ -15,7 +15,7 @@ left, as in the native loop, and its last turn is an answer. Not here: messages 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Literal
 
 import trio
@@ -40,7 +40,6 @@ from swarm.types import (
     Status,
     Table,
     Task,
-    ToolCall,
     ToolSpec,
     Trace,
     Turn,
@@ -69,11 +68,15 @@ class Reply(Struct, frozen=True):
 
 
 class _Chain(Struct, frozen=True):
-    """A sampled turn after those that had ended when it began: `total` steps for the longest chain of them."""
+    """A sampled turn after those that had ended when it began: `total` steps for the longest chain of them.
+
+    A subagent's rollout is one too, after the turn that called it, which keeps it in `spawned`.
+    """
 
     steps: int
     total: int
     before: _Chain | None
+    spawned: list[_Chain] = field(default_factory=list["_Chain"])
 
 
 class _Line(Struct):
@@ -145,6 +148,7 @@ class Dialogues:
         self._numbers: dict[bytes, set[int]] = {}
         self._prompts: set[bytes] = set()
         self._longest: _Chain | None = None
+        self._callers: dict[str, _Chain] = {}
         self._spent = Ledger()
         self._counts: Counter[str] = Counter()
         self._failure, self._over, self._last, self._closed = "", "", False, False
@@ -157,6 +161,13 @@ class Dialogues:
     def count(self, kind: str, n: int = 1) -> None:
         """Counts an event in the ledger."""
         self._counts[kind] += n
+
+    def spawned(self, name: str, steps: int) -> None:
+        """The call of this name ran a subagent, which is through after so many critical steps."""
+        turn = self._callers[name]
+        child = _Chain(steps, turn.total + steps, turn)
+        turn.spawned.append(child)
+        self._longest = max(self._longest or child, child, key=lambda turn: turn.total)
 
     async def reply(
         self, messages: Sequence[Said], tools: Sequence[ToolSpec] = (), sampling: Sampling | None = None
@@ -187,8 +198,8 @@ class Dialogues:
     def rollout(self, answer: str, table: Table = (), status: Status = "answered", error: str = "") -> Rollout:
         """The rollout as it was recorded; no request is answered after it.
 
-        An engine that failed makes it an error; an agent whose last request got no answer for want of steps or of
-        room is not "answered", but exhausted, or truncated where nothing had told the policy that it would be.
+        An engine that failed makes it an error. An agent whose last request got no answer, for want of steps or of
+        room, did not answer nor fail: it is exhausted, or truncated where the policy was not told of its budget.
         """
         self._closed = True
         status, error = self._ended(status, error)
@@ -198,7 +209,7 @@ class Dialogues:
             paid.append(turn)
             turn = turn.before
         on_it = {id(turn) for turn in paid}
-        stages = tuple(Stage(turn.steps if id(turn) in on_it else 0) for line in self._lines for turn in line.turns)
+        stages = tuple(_stage(turn, on_it) for line in self._lines for turn in line.turns)
         seconds = trio.current_time() - self._started
         ledger = structs.replace(self._spent, stages=stages, seconds=seconds, counts=dict(+self._counts))
         segments = tuple(line.segment for line in self._lines)
@@ -287,7 +298,7 @@ class Dialogues:
         self._replies.setdefault(said_key(asked.key, said), []).append(context)
         self._prompts.add(asked.key)
         self._over, self._last = "", asked.last
-        self._pay(line, calls, asked.tools, before)
+        self._pay(line, said, asked.tools, before)
         self._count(asked, completion, turn)
         return Reply(said, turn, len(asked.ids), completion)
 
@@ -312,11 +323,12 @@ class Dialogues:
             return "fork"
         return "compaction" if asked.told else "start"
 
-    def _pay(self, line: _Line, calls: Sequence[ToolCall], tools: Sequence[ToolSpec], before: _Chain | None) -> None:
+    def _pay(self, line: _Line, said: Said, tools: Sequence[ToolSpec], before: _Chain | None) -> None:
         ordinary = {tool.name for tool in tools if tool.ordinary}
-        steps = max(1, sum(call.name in ordinary for call in calls))
+        steps = max(1, sum(call.name in ordinary for call in said.calls))
         turn = _Chain(steps, steps + (before.total if before else 0), before)
         line.turns.append(turn)
+        self._callers.update(dict.fromkeys(said.ids, turn))
         if self._longest is None or turn.total > self._longest.total:
             self._longest = turn
 
@@ -334,8 +346,16 @@ class Dialogues:
     def _ended(self, status: Status, error: str) -> tuple[Status, str]:
         if self._failure:
             return "error", self._failure
-        if status != "answered":
+        if status == "truncated" or (status == "error" and not self._over):
             return status, error
         if self._over == "context" or (self._over and not self._note):
             return "truncated", self._over
         return ("exhausted" if self._over or self._last else "answered"), ""
+
+
+def _stage(turn: _Chain, paid: Set[int]) -> Stage:
+    """What a turn costs on the longest chain, of which `paid` are the ids, with the subagents that this covers."""
+    if id(turn) not in paid:
+        return Stage(0)
+    slowest = max((child.steps for child in turn.spawned if id(child) in paid), default=0)
+    return Stage(turn.steps, tuple(child.steps for child in turn.spawned if child.steps <= slowest))
