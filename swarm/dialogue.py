@@ -67,7 +67,7 @@ class Reply(Struct, frozen=True):
     over: Over = ""
 
 
-class _Chain(Struct, frozen=True):
+class _Chain(Struct):
     """A sampled turn after those that had ended when it began: `total` steps for the longest chain of them.
 
     A subagent's rollout is one too, after the turn that called it, which keeps it in `spawned`.
@@ -161,6 +161,17 @@ class Dialogues:
     def count(self, kind: str, n: int = 1) -> None:
         """Counts an event in the ledger."""
         self._counts[kind] += n
+
+    def ran(self, name: str, ordinary: int) -> None:
+        """Of the turn with the call of this name only so many ordinary calls are run; refused ones cost nothing.
+
+        To be said before anything else is asked.
+        """
+        turn = self._callers[name]
+        turn.total += max(1, ordinary) - turn.steps
+        turn.steps = max(1, ordinary)
+        turns = [turn for line in self._lines for turn in line.turns]
+        self._longest = max([*turns, *(child for turn in turns for child in turn.spawned)], key=lambda turn: turn.total)
 
     def spawned(self, name: str, steps: int) -> None:
         """The call of this name ran a subagent, which is through after so many critical steps."""
