@@ -81,7 +81,7 @@ async def measured(kind: str, recipe: Recipe, repeats: int, episodes: int) -> di
     started = perf_counter()
     async with opened(kind, recipe) as (engine, inline):
         start = perf_counter() - started
-        harness = builder.swarm(engine, engine)
+        harness = builder.swarm(engine, builder.everybody(engine))
         rollouts, _ = await swarm_seconds(harness, drawn)  # warms up, and says what is to be run inline
         programs = [program_of(r) for r in rollouts]
         found: dict[str, list[float]] = {"swarm": [], "inline": [], "update": []}

@@ -8,12 +8,11 @@ subagent's transcript stays in the rollout, never in the orchestrator's context.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from swarm.loop import Subagent, begin, run
+from swarm.loop import Subagent, Subagents, begin, run
 from swarm.tools import CallContext, Refused
 from swarm.types import Artifact, Rollout, ToolCall, ToolResult, ToolSpec
 from swarm.workspace import Workspace
@@ -110,7 +109,7 @@ class AssignTask:
     Handles named in the prompt are written out for the subagent, which shares nothing else.
     """
 
-    subagent: Callable[[str, int], Subagent]
+    subagent: Subagents
     limits: SpawnLimits
     spec: ToolSpec = ASSIGN
 

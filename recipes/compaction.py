@@ -24,6 +24,7 @@ from recipes import trail_episodes
 from recipes.config import SHIPPED, Limits, Training
 from recipes.engines import open_engines
 from recipes.ppo_run import Kind, Scores, run_ppo
+from recipes.roles import Weights
 from recipes.session import CACHE, load_tokenizer, roll_out, threads_of
 from recipes.trail_episodes import FILE, TrailEpisode
 from recipes.trail_start import TRAILS, WINDOW
@@ -34,7 +35,7 @@ from swarm.loop import Harness
 from swarm.rl.advantages import AdvantageConfig
 from swarm.rl.ppo import PPOConfig
 from swarm.seeds import derive
-from swarm.types import Reward, Rollout, ServingEngine, Task
+from swarm.types import Cast, Reward, Rollout, ServingEngine, Task
 
 SCOUT = SHIPPED.with_name("scout-1m")
 """The shipped model that follows trails; `swarm-rl train cold_start_trails` makes one."""
@@ -114,7 +115,7 @@ class TrailJob:
     def harness(self) -> Harness:
         return agent(self.world, self.chat, self.engine, limits_of(self.recipe.main, self.recipe.system))
 
-    def rewarded(self, raw: Sequence[Rollout], step: int) -> tuple[list[Rollout], Scores, str]:
+    async def rewarded(self, raw: Sequence[Rollout], step: int) -> tuple[list[Rollout], Scores, str]:
         scored = [trail_scores(r.task, r.table) for r in raw]
         rollouts = [_rewarded(r, s["score"]) for r, s in zip(raw, scored, strict=True)]
         m = trail_metrics(rollouts, scored)
@@ -129,6 +130,12 @@ class TrailJob:
         found = await self._evaluated(self.harness(), "quick", tasks, lambda n: None)
         kept = [e for e in found if not e.failed]
         return {f"eval/{k}": sum(getattr(e, k) for e in kept) / max(1, len(kept)) for k in ("score", "success")}
+
+    def recipe_cast(self, iteration: int) -> Mapping[str, Weights]:
+        return {}
+
+    async def recast(self, cast: Cast) -> None:
+        """There are no subagents."""
 
     async def closing(self, run: Path, advance: Callable[[int], None], skip: Callable[[int], None]) -> None:
         tasks = self.tasks.draw("heldout", self.recipe.evaluation.tasks, _SEED)

@@ -6,19 +6,24 @@ the whole of it. Not here: what the settings do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from envs.world import WorldConfig
 from orchestrator.tools import SpawnLimits
+from recipes.judging import Judging, VerifierName, check_shares
 from recipes.placement import EngineKind, Placement, Serving
+from recipes.roles import RoleSettings, Swaps, Weights, check_swaps
 from rewards.parl import ParlConfig
 from swarm.context import ContextPolicy
 from swarm.rl.ppo import PPOConfig
 
 SHIPPED = Path(__file__).parents[1] / "subagents" / "checkpoints" / "reader-1m"
 """The cold-started checkpoint that comes with the package; its card says how it was made."""
+
+HarnessName = Literal["orchestrator", "single", "compaction", "truncation"]
+"""How an agent can be run through which a recipe trains; `recipes.harnesses` has what they are."""
 
 
 def _range(name: str, value: tuple[int, int]) -> None:
@@ -87,7 +92,7 @@ class Training:
 
     An iteration is `episodes` rollouts, `group` of each task. `at_once` bounds the root agents that run
     together, `threads` the cores (0: all). Every `quick_every` iterations a short evaluation is made. `engine`,
-    `serving` and `placement` say where it all runs.
+    `serving` and `placement` say where it all runs, `judging` who judges what rules cannot.
     """
 
     seed: int = 0
@@ -103,6 +108,7 @@ class Training:
     engine: EngineKind = "embedded"
     serving: Serving = field(default_factory=Serving)
     placement: Placement = field(default_factory=Placement)
+    judging: Judging = field(default_factory=Judging)
     wandb: Literal["offline", "online", "disabled"] = "offline"
 
     def __post_init__(self) -> None:
@@ -131,12 +137,17 @@ class Recipe(Training):
     """A PPO run on tables. `spawn` gives the policy `create_subagent` and `assign_task`; without, it is a single agent.
 
     `start` is the checkpoint that it starts from, `subagent` the frozen one that it spawns. `roles` has others, by the
-    names that the orchestrator gives: each checkpoint is served by an engine of its own.
+    names that the orchestrator gives ("" for every name that has none), each a folder or settings; `swaps` says who
+    takes over at which iteration. `harnesses`: each rollout is made through one of these, drawn by weight; {} is the
+    recipe's own. `verifier` scores what the reward calls performance.
     """
 
     spawn: bool = True
     subagent: Path = SHIPPED
-    roles: dict[str, Path] = field(default_factory=dict[str, Path])
+    roles: dict[str, str | RoleSettings] = field(default_factory=dict[str, "str | RoleSettings"])
+    swaps: Swaps = field(default_factory=dict[str, dict[str, Weights]])
+    harnesses: dict[HarnessName, float] = field(default_factory=dict[HarnessName, float])
+    verifier: VerifierName = "item_f1"
     world: WorldConfig = field(default_factory=lambda: WorldConfig(conflicts=0.1, missing=0.05))
     tasks: TaskMix = field(default_factory=TaskMix)
     main: Limits = field(default_factory=lambda: Limits(turn_tokens=256, context=8192, steps=40))
@@ -148,3 +159,44 @@ class Recipe(Training):
     def __post_init__(self) -> None:
         Training.__post_init__(self)
         self.check_temperature(self.main)
+        check_swaps(self.swaps, self.iterations)
+        check_shares("harnesses", self.harnesses)
+        for name in self.harnesses:
+            if why := self.misfit(name):
+                raise ValueError(f"recipe: harnesses has {name!r}, which does not fit: {why}")
+        if why := "its tasks are tables" if self.verifier == "trails" else self.judging.lacks(self.verifier):
+            raise ValueError(f"recipe: verifier = {self.verifier!r} does not fit: {why}")
+
+    @property
+    def alone(self) -> HarnessName:
+        """The harness of a single agent of this recipe."""
+        kind = self.main.rewriting.kind
+        return "single" if kind == "none" else kind
+
+    def misfit(self, harness: str) -> str:
+        """Why a harness does not fit this recipe, in a few words; nothing where it does."""
+        if harness == "orchestrator" and not self.spawn:
+            return "spawn = false, so that there are no subagents"
+        kind = self.main.rewriting.kind
+        if harness in ("compaction", "truncation") and kind != harness:
+            return f"main.rewriting.kind = {kind!r}, want {harness!r}"
+        return ""
+
+    def role(self, name: str) -> RoleSettings:
+        """The settings of a role; those of "" have a checkpoint always."""
+        found = self.roles.get(name, RoleSettings())
+        settings = RoleSettings({found: 1.0}) if isinstance(found, str) else found
+        if settings.checkpoints or name:
+            return settings
+        return replace(settings, checkpoints={str(self.subagent): 1.0})
+
+    def cast(self, iteration: int = 0) -> dict[str, Weights]:
+        """Who takes over at an iteration, 0 being before the first; by role."""
+        if iteration:
+            return self.swaps.get(str(iteration), {})
+        named = {name: self.role(name).checkpoints for name in self.roles if self.role(name).checkpoints}
+        return {"": self.role("").checkpoints, **named}
+
+    def players(self, iteration: int = 0) -> list[Path]:
+        """The checkpoints of a cast, each once."""
+        return list(dict.fromkeys(Path(folder) for weights in self.cast(iteration).values() for folder in weights))

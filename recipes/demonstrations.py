@@ -94,10 +94,10 @@ async def record(
     drawn = tasks.draw("train", total, derive(seed, "tasks") % 2**31)
     wide = tasks.draw("train", mix.long, derive(seed, "wide") % 2**31, rows=(25, 80)) if mix.long else []
     for task in drawn[: mix.orchestrated]:
-        harness = builder.swarm(builder.scripted(_styled(mix, rng)), reader)
+        harness = builder.swarm(builder.scripted(_styled(mix, rng)), builder.everybody(reader))
         jobs.append(_job(harness, task, mix.budget, rng))
     serial = drawn[mix.orchestrated : mix.orchestrated + mix.serial]
-    jobs += [_job(builder.swarm(reader, reader), t, mix.budget, rng) for t in serial]
+    jobs += [_job(builder.swarm(reader, builder.everybody(reader)), t, mix.budget, rng) for t in serial]
     jobs += [_job(builder.single(reader), t, mix.budget, rng) for t in drawn[mix.orchestrated + mix.serial :]]
     jobs += [_job(builder.single(reader), t, mix.long_budget, rng) for t in wide]
     rollouts = await gather(jobs, done=done)

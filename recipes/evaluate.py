@@ -1,4 +1,4 @@
-"""Compares systems on held-out tasks: the closing evaluation of a run, and `swarm-rl eval` on new worlds.
+"""Compares systems on held-out tasks: the evaluations during a run and at its end.
 
     single_agent   the weights that training started from, `search` and `access` only;
                    of a run that trains a single agent, the trained ones
@@ -7,34 +7,27 @@
     floor, ceiling scripts
 
 Episodes are appended to the run's `episodes.jsonl` a block (system, budget) at a time, so that a killed
-evaluation goes on at its first unfinished block. Not here: what is made of the episodes (`recipes.report`).
+evaluation goes on at its first unfinished block. Not here: what is made of the episodes (`recipes.report`), and
+other harnesses, verifiers and tasks (`recipes.grid`).
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import trio
 
 from recipes import episodes
 from recipes.config import Recipe
 from recipes.episodes import Episode
-from recipes.overrides import from_json
-from recipes.session import Session, load_tokenizer, roll_out, session
+from recipes.harnesses import WAYS, load, systems_of
+from recipes.session import Session, roll_out
 from rewards.parl import spawning
 from rewards.table import table_scores
-from swarm.checkpoint import ref_of
-from swarm.folders import CheckpointError
-from swarm.loop import Harness
 from swarm.seeds import derive
-from swarm.types import Task
+from swarm.types import Runner, Task
 
-SYSTEMS = ("single_agent", "cold_start", "swarm", "floor", "ceiling")
 _SEED = 1_000_003
 """Held-out tasks of the closing evaluation: the same for every run and seed, so that runs can be compared."""
 
@@ -49,11 +42,11 @@ class Block:
     tasks: Sequence[Task]
 
 
-async def quick(s: Session, harness: Harness, n: int) -> dict[str, float]:
+async def quick(s: Session, runner: Runner, n: int) -> dict[str, float]:
     """Means over n held-out tasks at the full budget, for the learning curve, under `eval/`."""
     ev = s.recipe.evaluation
     tasks = s.tasks.draw("heldout", n, _SEED + 1, rows=ev.rows)
-    found = await _block(s, harness, Block("quick", ev.budget, False, tasks), lambda n: None)
+    found = await _block(s, runner, Block("quick", ev.budget, False, tasks), lambda n: None)
     means = episodes.summary(found)
     wanted = ("item_f1", "critical_steps", "parallelism", "spawn_rate", "finish_rate", "spurious_rate")
     return {f"eval/{k}": float(means[k]) for k in wanted if means[k] is not None}
@@ -72,8 +65,10 @@ async def closing(
         if (block.system, block.budget, block.sweep) in whole:
             skip(len(block.tasks))
             continue
-        harness = await _harness(s, block.system, s.recipe.start, run / "policy")
-        episodes.append(path, await _block(s, harness, block, advance))
+        system = systems_of(s.recipe)[block.system]
+        await load(s, system, run / "policy")
+        async with WAYS[system.harness](s) as runner:
+            episodes.append(path, await _block(s, runner, block, advance))
 
 
 def episodes_of(recipe: Recipe) -> int:
@@ -83,7 +78,7 @@ def episodes_of(recipe: Recipe) -> int:
 
 
 def _systems(recipe: Recipe) -> tuple[str, ...]:
-    return SYSTEMS if recipe.spawn else ("single_agent", "floor", "ceiling")
+    return tuple(name for name, system in systems_of(recipe).items() if not recipe.misfit(system.harness))
 
 
 def _sweeps(recipe: Recipe) -> list[tuple[str, tuple[int, ...]]]:
@@ -104,69 +99,11 @@ def blocks_of(s: Session) -> list[Block]:
     return full + swept
 
 
-async def _block(s: Session, harness: Harness, block: Block, advance: Callable[[int], None]) -> list[Episode]:
+async def _block(s: Session, runner: Runner, block: Block, advance: Callable[[int], None]) -> list[Episode]:
     seed = derive(_SEED, block.system, block.budget, block.sweep)
     budgets = [block.budget] * len(block.tasks)
-    rollouts = await roll_out(harness, block.tasks, budgets, seed, s.recipe.at_once, done=lambda _: advance(1))
+    rollouts = await roll_out(runner, block.tasks, budgets, seed, s.recipe.at_once, done=lambda _: advance(1))
     return [
         episodes.of(block.system, r, table_scores(r.task, r.table), spawning(r), block.budget, block.sweep)
         for r in rollouts
     ]
-
-
-async def _harness(s: Session, system: str, start: Path, policy: Path) -> Harness:
-    """The system, its weights in the engine."""
-    if system in ("floor", "ceiling"):
-        return s.builder.floor() if system == "floor" else s.builder.ceiling()
-    folder = policy if system == "swarm" or not s.recipe.spawn else start
-    await s.engine.load(await trio.to_thread.run_sync(ref_of, folder))
-    return s.builder.single(s.engine) if system == "single_agent" else s.swarm()
-
-
-# --- swarm-rl eval ---------------------------------------------------------------------
-
-
-def eval_command(
-    run: Path,
-    systems: Sequence[str] = SYSTEMS,
-    world_seed: int | None = None,
-    task_seed: int = 0,
-    tasks: int = 100,
-    rows: tuple[int, int] = (3, 80),
-    budget: int | None = None,
-    done: Callable[[int], None] = lambda n: None,
-) -> list[Episode]:
-    """Evaluates a run's systems on held-out tasks of a world of its own seed.
-
-    Raises CheckpointError where the run or its policy is not there, ValueError for an unknown system.
-    """
-    unknown = [x for x in systems if x not in SYSTEMS]
-    if unknown:
-        raise ValueError(f"systems: {unknown[0]!r}, want some of {', '.join(SYSTEMS)}")
-    recipe = read_recipe(run)
-    if world_seed is not None:
-        recipe = replace(recipe, world=replace(recipe.world, seed=world_seed))
-    evaluation = replace(recipe.evaluation, tasks=tasks, rows=rows, budget=budget or recipe.evaluation.budget)
-    return trio.run(_eval, replace(recipe, evaluation=evaluation), run, tuple(systems), task_seed, done)
-
-
-def read_recipe(run: Path) -> Recipe:
-    """The recipe of a run folder. Raises CheckpointError where there is none."""
-    path = run / "recipe.json"
-    if not path.exists():
-        raise CheckpointError(f"{run}: no recipe.json, want the folder of a run")
-    data: dict[str, Any] = json.loads(path.read_text())
-    return from_json(Recipe, data)
-
-
-async def _eval(
-    recipe: Recipe, run: Path, systems: tuple[str, ...], task_seed: int, done: Callable[[int], None]
-) -> list[Episode]:
-    ev = recipe.evaluation
-    found: list[Episode] = []
-    async with session(recipe, load_tokenizer(run / "policy")) as s:
-        tasks = s.tasks.draw("heldout", ev.tasks, task_seed, rows=ev.rows)
-        for system in systems:
-            harness = await _harness(s, system, recipe.start, run / "policy")
-            found += await _block(s, harness, Block(system, ev.budget, False, tasks), done)
-    return found

@@ -106,7 +106,11 @@ def _convert(text: str, wanted: Any) -> Any:
         return wanted(text)
     if get_origin(wanted) in (tuple, list, dict) or wanted in (tuple, list, dict):
         raw = msgspec.json.decode(text) if text.lstrip()[:1] in ("[", "{") else [v for v in text.split(",") if v]
-        return msgspec.convert(raw, wanted, strict=False, dec_hook=_decode_path)
+        value = msgspec.convert(raw, wanted, strict=False, dec_hook=_decode_path)
+        known = set(_paths(to_json(value))) if isinstance(raw, dict) else set[str]()
+        if isinstance(raw, dict) and (extra := [name for name in _paths(raw) if name not in known]):
+            raise ValueError(f"unknown field {extra[0]}")
+        return value
     return msgspec.convert(text, wanted, strict=False, dec_hook=_decode_path)
 
 

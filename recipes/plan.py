@@ -31,6 +31,7 @@ from recipes.plan_memory import FLOAT, GIB, MIB, Memory, ModelSize, parameters, 
 from recipes.plan_processes import Process, Sizes, processes_of
 from recipes.plan_tokens import ASSUMED, Tokens, at_most, expected, measured
 from recipes.trail_start import TrailStart
+from swarm.checkpoint import ADAPTER_CONFIG
 from swarm.folders import CheckpointError, read_json
 
 Planned = Training | ColdStart | TrailStart
@@ -99,8 +100,9 @@ def served_of(recipe: Training) -> list[Path]:
     """The checkpoints that have engines: of the policy, the subagents, and other roles. Adapters need none."""
     if not isinstance(recipe, Recipe):
         return [recipe.start]
-    others = [f for f in dict.fromkeys(recipe.roles.values()) if not (f / "adapter_config.json").exists()]
-    return [recipe.start, recipe.subagent, *others]
+    casts = [recipe.players(k) for k in (0, *map(int, recipe.swaps))]
+    others = [f for f in dict.fromkeys(f for cast in casts for f in cast) if not (f / ADAPTER_CONFIG).exists()]
+    return [recipe.start, *others]
 
 
 def size_at(folder: Path) -> ModelSize:

@@ -15,7 +15,7 @@ Not here: what the work is (a `Job`: `recipes.train`, `recipes.compaction`), and
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -28,11 +28,13 @@ from rich.console import Console
 from rich.markup import escape
 from transformers import PreTrainedTokenizerFast
 
+from recipes.casting import CastBook
 from recipes.config import Training
 from recipes.learning import Learning, open_learner
 from recipes.overrides import to_json
 from recipes.progress import Progress
 from recipes.remote import Rolling, open_workers, publish, requests_of
+from recipes.roles import Weights
 from recipes.session import load_checkpoint, load_tokenizer, roll_out, warn_of_bf16
 from recipes.track import Tracker
 from swarm.checkpoint import save
@@ -44,7 +46,7 @@ from swarm.rl.ppo import Metrics
 from swarm.rundir import RunDir
 from swarm.seeds import derive
 from swarm.states import latest, load_state, save_state
-from swarm.types import Rollout, Task
+from swarm.types import Cast, Rollout, Task
 
 R = TypeVar("R", bound=Training)
 Scores = dict[str, float]
@@ -57,12 +59,16 @@ class Job(Rolling, Protocol):
         """The tasks of an iteration, and their budgets of critical steps; rollouts of one task stand together."""
         ...
 
-    def rewarded(self, raw: Sequence[Rollout], step: int) -> tuple[list[Rollout], Scores, str]:
+    async def rewarded(self, raw: Sequence[Rollout], step: int) -> tuple[list[Rollout], Scores, str]:
         """The rollouts with their rewards at an optimizer step, metrics (`rollout/`, `count/`) and a line to show."""
         ...
 
     async def quick(self) -> Scores:
         """A short evaluation for the learning curve, under `eval/`."""
+        ...
+
+    def recipe_cast(self, iteration: int) -> Mapping[str, Weights]:
+        """Who the recipe has take over at an iteration, counted from 1; all of its cast for 0."""
         ...
 
     async def closing(self, run: Path, advance: Callable[[int], None], skip: Callable[[int], None]) -> None:
@@ -107,6 +113,7 @@ class _Run(Generic[R]):
 
     recipe: R
     job: Job
+    casts: CastBook
     workers: Cluster | None
     learner: Learning
     run: RunDir
@@ -153,8 +160,10 @@ async def _train(recipe: R, run: RunDir, kind: Kind[R], console: Console) -> Non
             progress.begin("ppo")
             progress.skip("ppo", at * recipe.episodes)
             slots = trio.Semaphore(1 + recipe.ppo.max_staleness)
-            parts = _Run(recipe, job, workers, learner, run, progress, tracker, console, slots)
+            casts = CastBook(run.path, job.recipe_cast)
+            parts = _Run(recipe, job, casts, workers, learner, run, progress, tracker, console, slots)
             await _iterations(parts, at, before - started)
+            await job.recast(await trio.to_thread.run_sync(casts.at, recipe.iterations))
             save(policy, tokenizer, run.path / "policy", learner.updates, learner.weights())
             progress.begin("evaluation")
             await job.closing(run.path, partial(progress.advance, "evaluation"), partial(progress.skip, "evaluation"))
@@ -202,14 +211,16 @@ async def _collect_all(parts: _Run[R], at: int, send: trio.MemorySendChannel[_Co
     for k in range(at, recipe.iterations):
         await parts.slots.acquire()
         tasks, budgets = job.draw(k)
+        cast = await trio.to_thread.run_sync(parts.casts.at, k + 1)
+        await job.recast(cast)
         began = perf_counter()
         seed = derive(recipe.seed, "iteration", k)
-        raw = await _raw(parts, tasks, budgets, seed)
-        rollouts, scores, line = job.rewarded(raw, parts.learner.step)
+        raw = await _raw(parts, tasks, budgets, seed, cast)
+        rollouts, scores, line = await job.rewarded(raw, parts.learner.step)
         await send.send(_Collected(rollouts, scores, line, perf_counter() - began))
 
 
-async def _raw(parts: _Run[R], tasks: Sequence[Task], budgets: Sequence[int], seed: int) -> list[Rollout]:
+async def _raw(parts: _Run[R], tasks: Sequence[Task], budgets: Sequence[int], seed: int, cast: Cast) -> list[Rollout]:
     """The rollouts of a batch, by the workers where there are any."""
     harness = parts.job.harness()
 
@@ -218,7 +229,7 @@ async def _raw(parts: _Run[R], tasks: Sequence[Task], budgets: Sequence[int], se
 
     if parts.workers is None:
         return await roll_out(harness, tasks, budgets, seed, parts.recipe.at_once, done)
-    return await parts.workers.roll_out(requests_of(harness.budget, tasks, budgets, seed), done)
+    return await parts.workers.roll_out(requests_of(harness.budget, tasks, budgets, seed, cast), done)
 
 
 async def _learn(parts: _Run[R], k: int, collected: _Collected) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerFast
@@ -23,10 +24,12 @@ from recipes.config import Training
 from recipes.session import load_tokenizer
 from swarm.cluster import Cluster
 from swarm.seeds import derive
-from swarm.types import Budget, Rollout, Runner, ServingEngine, Task
+from swarm.types import Budget, Cast, Rollout, Runner, ServingEngine, Task
 from swarm.workers import ClusterConfig, Request, Roller
 
 R = TypeVar("R", bound=Training)
+POLICY = "policy"
+NOBODY: Cast = MappingProxyType({})
 
 
 class Rolling(Protocol):
@@ -39,6 +42,10 @@ class Rolling(Protocol):
 
     def harness(self) -> Runner:
         """The system that is trained, on engines of this process."""
+        ...
+
+    async def recast(self, cast: Cast) -> None:
+        """Has these roles played so from the next spawn on; the others stay as they are."""
         ...
 
     async def checksums(self) -> Mapping[str, str]:
@@ -56,6 +63,7 @@ class JobRoller:
     job: Rolling
 
     async def roll(self, request: Request) -> Rollout:
+        await self.job.recast(request.cast)
         return await self.job.harness().roll(request.task, request.seed, request.budget)
 
     async def update(self, weights: Mapping[str, Any], version: int) -> None:
@@ -112,21 +120,24 @@ def cluster_config(recipe: Training) -> ClusterConfig:
     )
 
 
-def requests_of(limits: Budget, tasks: Sequence[Task], budgets: Sequence[int], seed: int) -> list[Request]:
+def requests_of(
+    limits: Budget, tasks: Sequence[Task], budgets: Sequence[int], seed: int, cast: Cast = NOBODY
+) -> list[Request]:
     """One request a task, with the budget of critical steps and the seed that `recipes.session.roll_out` gives it."""
     return [
-        Request(task, derive(seed, "rollout", k), Budget(steps, limits.tokens, limits.seconds))
+        Request(task, derive(seed, "rollout", k), Budget(steps, limits.tokens, limits.seconds), cast=cast)
         for k, (task, steps) in enumerate(zip(tasks, budgets, strict=True))
     ]
 
 
 async def publish(cluster: Cluster, weights: Mapping[str, Any], version: int, served: Mapping[str, str]) -> None:
     """Gives all workers the weights. `served` are the checksums of this process, whose policy was compared with the
-    learner. Raises RuntimeError where a worker then serves something else.
+    learner. Raises RuntimeError where a worker then serves something else. A checkpoint that only one side has up, for
+    a cast that was or will be, is nothing to compare.
     """
     await cluster.update(weights, version)
     for sums in await cluster.checksums():
-        for name in {**served, **sums}:
+        for name in sorted({POLICY, *(served.keys() & sums.keys())}):
             here, there = served.get(name, "nothing"), sums.get(name, "nothing")
             if here != there:
                 seen = f"sha256 {there[:12]}, want {here[:12]} as in this process"

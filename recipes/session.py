@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+import trio
 from rich.console import Console
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -19,13 +21,14 @@ from recipes.config import Recipe, Training
 from recipes.engines import Engines, open_engines
 from recipes.systems import Builder
 from rewards.table import table_scores
-from swarm.chat import chat_of
-from swarm.checkpoint import load_model, ref_of
-from swarm.folders import CheckpointError
+from subagents.roster import Player, Roster
+from swarm.chat import Chat, chat_of
+from swarm.checkpoint import frozen_ref, load_model, ref_of
+from swarm.folders import CheckpointError, file_sha256
 from swarm.gather import Job, gather
 from swarm.loop import Harness
 from swarm.seeds import derive
-from swarm.types import Budget, Rollout, Runner, ServingEngine, Task
+from swarm.types import Budget, Cast, CheckpointRef, Rollout, Runner, ServingEngine, Task
 
 CACHE = Path(".cache")
 """Where extracted facts are kept between runs, below the working folder."""
@@ -33,9 +36,9 @@ CACHE = Path(".cache")
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The parts of a run that do not change: its world and tasks, its systems, and its engines.
-
-    `frozen` serves the subagents, all but those of a name in `roles`.
+    """The parts of a run that do not change: its world and tasks, its systems, and its engines; and its roster, which
+    says who the subagents are from the next spawn on. `opening` is its cast at first, `casts` its last ones, which
+    rollouts that are under way may have begun with.
     """
 
     recipe: Recipe
@@ -43,10 +46,12 @@ class Session:
     tasks: TaskSet
     builder: Builder
     engine: ServingEngine
-    frozen: ServingEngine
-    roles: Mapping[str, ServingEngine]
+    roster: Roster
     engines: Engines
     threads: int
+    opening: Cast
+    casts: deque[Cast] = field(default_factory=deque[Cast])
+    recasting: trio.Lock = field(default_factory=trio.Lock)
 
     def harness(self) -> Harness:
         """The system that is trained."""
@@ -56,11 +61,26 @@ class Session:
 
     def swarm(self) -> Harness:
         """An orchestrator on the policy's engine over the frozen subagents."""
-        return self.builder.swarm(self.engine, self.frozen, self.roles)
+        return self.builder.swarm(self.engine, self.roster.subagent)
+
+    async def recast(self, cast: Cast) -> bool:
+        """Has these roles played by others from the next spawn on; see `Roster.swap`. False if they were already.
+
+        To be called between batches: engines are closed that no batch which may still run has begun with.
+        """
+        async with self.recasting:
+            if all(self.roster.cast.get(name) == mixture for name, mixture in cast.items()):
+                return False
+            await self.roster.swap(cast)
+            self.casts.append(self.roster.cast)
+            while len(self.casts) > 1 + self.recipe.ppo.max_staleness:
+                self.casts.popleft()
+            await self.engines.retire({ref.sha256 for c in self.casts for mixture in c.values() for ref, _ in mixture})
+            return True
 
     async def checksums(self) -> dict[str, str]:
-        """sha256 of the frozen weights as they are served, by role; "" is everybody else's."""
-        return {name: await engine.checksum() for name, engine in {"": self.frozen, **self.roles}.items()}
+        """sha256 of the frozen weights as they are served, by that of their checkpoint."""
+        return await self.engines.checksums()
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -102,13 +122,37 @@ async def session(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> AsyncGe
     torch.set_num_threads(threads)
     world, tasks = open_world(recipe.world)
     builder = Builder(world, chat_of(tokenizer), recipe)
-    limit = max(recipe.main.context, recipe.child.context)
-    others = tuple(dict.fromkeys(recipe.roles.values()))
-    async with open_engines(recipe, (recipe.start, recipe.subagent, *others), limit, threads) as engines:
-        engine, frozen, *more = engines.each
-        serves = {recipe.subagent: frozen, **dict(zip(others, more, strict=True))}
-        roles = {name: serves[folder] for name, folder in recipe.roles.items()}
-        yield Session(recipe, world, tasks, builder, engine, frozen, roles, engines, threads)
+    limit = max(recipe.main.context, recipe.child.context, recipe.judging.longest)
+    async with open_engines(recipe, (recipe.start, *_first(recipe)), limit, threads) as engines:
+
+        async def serve(role: str, ref: CheckpointRef) -> Player:
+            engine = await engines.serve(ref, recipe.role(role).engine)
+            return Player(engine, _language(ref.path, recipe.start, builder.chat))
+
+        roster = Roster(builder.roles(), serve)
+        opening = cast_of(recipe.cast())
+        await roster.swap(opening)
+        yield Session(recipe, world, tasks, builder, engines.each[0], roster, engines, threads, opening)
+
+
+def cast_of(weights: Mapping[str, Mapping[str, float]]) -> Cast:
+    """The cast of a recipe's folders, by role. Raises CheckpointError for a folder that is none."""
+    refs = {folder: frozen_ref(Path(folder)) for mixture in weights.values() for folder in mixture}
+    return {role: tuple((refs[f], weight) for f, weight in mixture.items()) for role, mixture in weights.items()}
+
+
+def _first(recipe: Recipe) -> list[Path]:
+    """The checkpoints whose engines are opened together, at the start: those of the run's own kind of engine."""
+    mixtures = [m for role, m in recipe.cast().items() if recipe.role(role).engine in ("", recipe.engine)]
+    return list(dict.fromkeys(Path(folder) for mixture in mixtures for folder in mixture))
+
+
+def _language(folder: Path, start: Path, chat: Chat) -> Chat:
+    """That of a checkpoint: the policy's, unless it comes with another tokenizer."""
+    own, policys = folder / "tokenizer.json", start / "tokenizer.json"
+    if not own.exists() or file_sha256(own) == file_sha256(policys):
+        return chat
+    return chat_of(load_tokenizer(folder))
 
 
 async def roll_out(

@@ -35,9 +35,10 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 from transformers.utils import logging
 
-from swarm.folders import CheckpointError, line, read_json, replace, settled, write_json
+from swarm.folders import CheckpointError, file_sha256, line, read_json, replace, settled, write_json
 from swarm.types import CheckpointRef
 
+ADAPTER_CONFIG = "adapter_config.json"
 _META = "checkpoint.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _HEADER_LIMIT = 100_000_000
@@ -104,6 +105,19 @@ def ref_of(folder: Path) -> CheckpointRef:
     if not isinstance(version, int):
         raise CheckpointError(f"{folder}: {_META} has version {version!r}, want a whole number")
     return CheckpointRef(folder, sha, version)
+
+
+def frozen_ref(folder: Path) -> CheckpointRef:
+    """The reference of what a subagent may be served from: a checkpoint, or a LoRA adapter, by its file's sha256.
+
+    Raises CheckpointError as `ref_of` does.
+    """
+    if not (settled(folder) / ADAPTER_CONFIG).exists():
+        return ref_of(folder)
+    file = folder / "adapter_model.safetensors"
+    if not file.exists():
+        raise CheckpointError(f"{folder}: {ADAPTER_CONFIG} without {file.name}, want an adapter in safetensors")
+    return CheckpointRef(folder, file_sha256(file))
 
 
 def load_model(ref: CheckpointRef) -> PreTrainedModel:

@@ -19,7 +19,7 @@ Not here: what a reward is, how a model samples, what a tool does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from string import ascii_lowercase
 
@@ -103,6 +103,10 @@ class Subagent:
     harness: Harness
     system: str | None = None
     reply_tokens: int = 0
+
+
+Subagents = Callable[[str, int], Subagent]
+"""Who takes an assignment, by the name that it goes to and the assignment's seed."""
 
 
 class State(Struct, frozen=True):

@@ -171,7 +171,8 @@ class Rollout:
     """A tree: one agent's trace on a task, and the rollouts of the subagents that it spawned.
 
     `answer` is the agent's last message, `table` the rows that it handed in (references
-    resolved). `prompt` is what a subagent was asked; the root's is the task's query.
+    resolved). `prompt` is what a subagent was asked; the root's is the task's query. `harness`: which of several
+    made it, where one was drawn.
     """
 
     task: Task
@@ -182,6 +183,7 @@ class Rollout:
     table: Table = ()
     children: tuple[Rollout, ...] = ()
     reward: Reward | None = None
+    harness: str = ""
 
     @property
     def total_steps(self) -> int:
@@ -260,6 +262,12 @@ class CheckpointRef:
     path: Path
     sha256: str
     version: int = 0
+
+
+Mixture = tuple[tuple[CheckpointRef, float], ...]
+"""Checkpoints of which each spawn draws one, by weight."""
+Cast = Mapping[str, Mixture]
+"""Who plays which role: `{"": ((reader, 1.0),), "checker": ((small, 0.5), (large, 0.5))}`; "" is everybody else."""
 
 
 class EngineError(Exception):

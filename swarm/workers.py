@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 from swarm.checks import want
-from swarm.types import Budget, Rollout, Task
+from swarm.types import Budget, Cast, Mixture, Rollout, Task
 
 _want = partial(want, "cluster")
 
@@ -21,13 +21,14 @@ _want = partial(want, "cluster")
 class Request:
     """A rollout to make: `Request(task, seed=7, budget=Budget(20, 4096), system="swarm")`.
 
-    `system` names one of those that the roller has.
+    `system` names one of those that the roller has; `cast` says who its subagents are.
     """
 
     task: Task
     seed: int
     budget: Budget
     system: str = ""
+    cast: Cast = field(default_factory=dict[str, Mixture])
 
 
 class Roller(Protocol):

@@ -44,7 +44,7 @@ async def play(harness: Harness, steps: int = 40) -> tuple[Rollout, float]:
 
 
 def swarm(policy, reader=read_table) -> Harness:
-    return builder().swarm(builder().scripted(policy), builder().scripted(reader))
+    return builder().swarm(builder().scripted(policy), builder().everybody(builder().scripted(reader)))
 
 
 @pytest.mark.slow
@@ -101,12 +101,3 @@ def test_shares_are_equal_runs_of_pages_and_cover_them_all():
             shares = split(pages, width)
             assert [p for a, b in shares for p in range(a, b + 1)] == list(range(1, pages + 1))
             assert len(shares) <= width
-
-
-async def test_a_subagent_of_a_named_role_runs_on_that_roles_engine():
-    lead, reader, nobody = (builder().scripted(policy) for policy in (orchestrate(Style()), read_table, empty))
-    named, _ = await play(builder().swarm(lead, nobody, {"a": reader}))
-    other, _ = await play(builder().swarm(lead, reader, {"b": nobody}))
-    assert [c.table for c in named.children] == [c.table for c in other.children]
-    assert all(c.table for c in named.children)
-    assert not any(c.table for c in (await play(builder().swarm(lead, nobody, {"b": reader})))[0].children)

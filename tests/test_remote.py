@@ -101,5 +101,6 @@ async def test_a_worker_that_serves_something_else_ends_the_run() -> None:
         RuntimeError, match="update to version 3: a worker serves 'policy' with sha256 bbbbbbbbbbbb, want aaaaaaaaaaaa"
     ):
         await publish(Serves("a" * 64, "b" * 64), {}, 3, here)  # type: ignore[arg-type]
-    with pytest.raises(RuntimeError, match="serves 'reader' with sha256 nothing"):
-        await publish(Serves("a" * 64), {}, 3, {**here, "reader": "c" * 64})  # type: ignore[arg-type]
+    await publish(Serves("a" * 64), {}, 3, {**here, "of another cast": "c" * 64})  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="serves 'policy' with sha256 aaaaaaaaaaaa, want nothing"):
+        await publish(Serves("a" * 64), {}, 3, {})  # type: ignore[arg-type]
