@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from envs.world import FAMILIES
-from recipes.evaluate import SYSTEMS
 
 
 class UsageError(ValueError):
@@ -59,13 +58,12 @@ def rows_range(text: str) -> tuple[int, int]:
     return int(low), int(high or low)
 
 
-def systems_list(text: str) -> tuple[str, ...]:
-    """`swarm,floor` as ("swarm", "floor")."""
-    names = tuple(n.strip() for n in text.split(",") if n.strip())
-    for name in names:
-        if name not in SYSTEMS:
-            raise argparse.ArgumentTypeError(unknown("system", name, SYSTEMS))
-    return names or SYSTEMS
+def listed(text: str) -> tuple[str, ...]:
+    """`swarm,floor` as ("swarm", "floor"), each once."""
+    names = tuple(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r}, want names with commas between them")
+    return names
 
 
 def family_name(text: str) -> str:

@@ -18,20 +18,20 @@ from typing import Any
 from rich.console import Console
 
 from recipes.ablations import serial_collapse, serial_collapse_parl, spurious, spurious_finish
-from recipes.arguments import UsageError, parser_of, positive, rows_range, systems_list, unknown
+from recipes.arguments import UsageError, parser_of, unknown
 from recipes.cold_start import cold_start, cold_start_polish, cold_start_sloppy, fit
 from recipes.compaction import TRAIL_RUNS, compaction_run, run_compaction
 from recipes.compaction_report import is_study, report_study
 from recipes.compaction_study import compaction, study
 from recipes.compare import compare_command
 from recipes.doctor import doctor_command, guarded
-from recipes.episodes import Episode, EpisodesError, by_rows, summary
-from recipes.evaluate import SYSTEMS, eval_command
+from recipes.episodes import EpisodesError
 from recipes.gpu import wide_search_4b, wide_search_30b
+from recipes.grid import GridError
+from recipes.grid_command import eval_command
 from recipes.overrides import OverrideError, apply, describe
 from recipes.plan import plan_command
-from recipes.progress import Progress
-from recipes.report import ReportError, ordered, summary_table
+from recipes.report import ReportError
 from recipes.show_tasks import tasks_command
 from recipes.trail_start import cold_start_trails, fit_trails
 from recipes.train import TABLES, train
@@ -51,7 +51,7 @@ Train an orchestrator that spawns frozen subagents, and measure it.
   train RECIPE    train, evaluate and report: the whole job, into runs/RECIPE
   plan RECIPE     show what a run takes of a machine or a cluster, without loading anything
   doctor RECIPE   check this machine before a run
-  eval RUN        evaluate a finished run on tasks and worlds that it never saw
+  eval RUN        evaluate a finished run on tasks and worlds that it never saw, under any harness and verifier
   report RUN      rebuild the report of a run and show its table
   compare OUT     compare finished runs, several seeds of each recipe
   tasks           count, show and export the tasks of the world
@@ -64,7 +64,7 @@ Every command has a --help of its own.
 
 USER_ERRORS = (
     *(UsageError, OverrideError, ReportError, EpisodesError, CheckpointError, RunDirError, OSError, EngineError),
-    *(ClusterError, LearnerLost),
+    *(ClusterError, LearnerLost, GridError),
 )
 
 
@@ -126,7 +126,7 @@ def _dispatch(argv: list[str], recipes: Mapping[str, Entry]) -> int:
         case "doctor":
             return doctor_command(rest, {name: entry.make for name, entry in recipes.items()}, console)
         case "eval":
-            return _eval(rest, console)
+            return eval_command(rest, console)
         case "report":
             return _report(rest, console)
         case "compare":
@@ -223,52 +223,7 @@ def _train_help(recipes: Mapping[str, Entry]) -> str:
     )
 
 
-# --- eval, report ----------------------------------------------------------------------
-
-
-def _eval(argv: list[str], console: Console) -> int:
-    words = (
-        "Evaluates a run's systems on held-out tasks, of the run's world or of another, and prints means a system.\n"
-        "Nothing is written to the run folder."
-    )
-    parser = parser_of("eval", "RUN [options]", words, "swarm-rl eval runs/wide_search --world-seed 7 --rows 50-80")
-    parser.add_argument("run", metavar="RUN", type=Path, help="the run folder, for example runs/wide_search")
-    parser.add_argument(
-        "--systems", type=systems_list, default=SYSTEMS, help=f"some of {','.join(SYSTEMS)} (default: all)"
-    )
-    parser.add_argument("--world-seed", type=int, help="another world: other pages, addresses and lists")
-    parser.add_argument("--task-seed", type=int, default=0, help="other tasks (default: %(default)s)")
-    parser.add_argument("--tasks", type=positive, default=100, help="how many (default: %(default)s)")
-    parser.add_argument("--rows", type=rows_range, default=(3, 80), help="sizes of the tables (default: 3-80)")
-    parser.add_argument("--budget", type=positive, help="critical steps an episode (default: the recipe's)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    o = parser.parse_args(argv)
-    with Progress(Console(stderr=True), {"episodes": o.tasks * len(o.systems)}) as progress:
-        found = eval_command(
-            o.run,
-            systems=o.systems,
-            world_seed=o.world_seed,
-            task_seed=o.task_seed,
-            tasks=o.tasks,
-            rows=o.rows,
-            budget=o.budget,
-            done=lambda n: progress.advance("episodes", n),
-        )
-    means = evaluated(found)
-    if o.json:
-        print(json.dumps(means, indent=1))
-    else:
-        console.print(summary_table(means["systems"]))
-    return 0
-
-
-def evaluated(found: Sequence[Episode]) -> dict[str, Any]:
-    """`{"systems": {system: summary}, "by_rows": {system: {band: summary}}}`."""
-    groups = {s: [e for e in found if e.system == s] for s in ordered({e.system for e in found})}
-    return {
-        "systems": {s: summary(group) for s, group in groups.items()},
-        "by_rows": {s: by_rows(group) for s, group in groups.items()},
-    }
+# --- report ----------------------------------------------------------------------------
 
 
 def _report(argv: list[str], console: Console) -> int:

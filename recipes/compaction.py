@@ -22,7 +22,7 @@ from envs.trails import TrailConfig, TrailSet
 from envs.world import World, WorldConfig, build_world
 from recipes import trail_episodes
 from recipes.config import SHIPPED, Limits, Training
-from recipes.engines import open_engines
+from recipes.engines import Engines, open_engines
 from recipes.ppo_run import Kind, Scores, run_ppo
 from recipes.roles import Weights
 from recipes.session import CACHE, load_tokenizer, roll_out, threads_of
@@ -105,6 +105,7 @@ class TrailJob:
     tasks: TrailSet
     chat: Chat
     engine: ServingEngine
+    engines: Engines
 
     def draw(self, iteration: int) -> tuple[list[Task], list[int]]:
         recipe = self.recipe
@@ -195,8 +196,9 @@ async def _open(recipe: Compaction, tokenizer: PreTrainedTokenizerFast) -> Async
     torch.set_num_threads(threads)
     world = build_world(recipe.world, CACHE)
     tasks = TrailSet(world, recipe.trails)
-    async with open_engines(recipe, (recipe.start,), FULL, threads) as engines:
-        yield TrailJob(recipe, world, tasks, chat_of(tokenizer), engines.each[0])
+    limit = max(FULL, recipe.judging.longest)
+    async with open_engines(recipe, (recipe.start,), limit, threads) as engines:
+        yield TrailJob(recipe, world, tasks, chat_of(tokenizer), engines.each[0], engines)
 
 
 def _report(out: Path, console: Console) -> dict[str, Any]:

@@ -41,8 +41,8 @@ def train(recipe: Recipe, out: Path, *, clean: bool = False, console: Console | 
 
 @dataclass(frozen=True, slots=True)
 class TableJob:
-    """A `Job` on tables, with or without subagents, by `runner` and for what `verifier` scores. `served` has the sha256 of the frozen weights as they were when
-    their engine was new, by their checkpoint."""
+    """A `Job` on tables, with or without subagents, by `runner` and for what `verifier` scores. `served` has the sha256
+    of the frozen weights as they were when their engine was new, by their checkpoint."""
 
     session: Session
     runner: Runner
@@ -194,7 +194,7 @@ def verdict_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 
 def harness_metrics(rollouts: Sequence[Rollout], scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over the rollouts of each harness that did not fail, under `harness/NAME/`; nothing where none was drawn."""
+    """Means over each harness's rollouts that did not fail, under `harness/NAME/`; nothing where none was drawn."""
     groups: dict[str, list[tuple[Rollout, Mapping[str, float]]]] = defaultdict(list)
     for r, score in zip(rollouts, scores, strict=True):
         if r.harness and not r.failed:

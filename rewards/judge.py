@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from types import MappingProxyType
 
 import trio
 from msgspec import structs
@@ -33,6 +34,7 @@ CORRECT = (
     "You judge the answer to a task. It is right if it gives all that was asked for and nothing that is wrong, "
     "partly right if what it gives is mostly right, and wrong otherwise."
 )
+LEVELS: Mapping[str, float] = MappingProxyType({"wrong": 0.0, "partly": 0.5, "right": 1.0})
 _want = partial(want, "judge")
 
 
@@ -45,7 +47,7 @@ class Rubric:
     """
 
     words: str = CORRECT
-    levels: Mapping[str, float] = field(default_factory=lambda: {"wrong": 0.0, "partly": 0.5, "right": 1.0})
+    levels: Mapping[str, float] = field(default_factory=lambda: LEVELS)
     gold: bool = True
 
     def __post_init__(self) -> None:

@@ -10,11 +10,10 @@ rollout, so spawning turns receive r_perf like every other action.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from swarm.rl.schedule import Anneal
-from swarm.types import Reward, Rollout, Table, TableScore, Task
+from swarm.types import Reward, Rollout, Task
 
 REFUSED_SPAWNS = ("unknown_agent", "duplicate_assignment", "empty_assignment", "over_limit", "depth_limit", "no_budget")
 
@@ -102,17 +101,17 @@ def parallelism(width: int, reference: int) -> float:
     return min(1.0, max(0, width - 1) / (reference - 1)) if reference > 1 else 0.0
 
 
-def parl(rollout: Rollout, scores: Mapping[str, float], config: ParlConfig, optimizer_step: int) -> Rollout:
-    """The rollout with its reward: r_finish = useful / assigned, r_parallel as `parallelism` has it.
+def parl(rollout: Rollout, perf: float | None, config: ParlConfig, optimizer_step: int) -> Rollout:
+    """The rollout with its reward: r_perf = `perf`, r_finish = useful / assigned, r_parallel as `parallelism` has it.
 
-    A failed rollout gets none: an infrastructure error is never a reward.
+    A failed rollout, or one without a score, gets none: an infrastructure error is never a reward.
     """
-    if rollout.failed:
+    if rollout.failed or perf is None:
         return rollout
     lambda_parallel, lambda_finish = config.lambdas(optimizer_step)
     spawned = spawning(rollout)
     parts = {
-        "perf": scores["item_f1"],
+        "perf": perf,
         "parallel": parallelism(spawned.width, config.reference_width or int(rollout.task.meta["pages"])),
         "finish": spawned.finish_rate,
         "critical_steps": float(rollout.ledger.critical_steps),
@@ -126,11 +125,3 @@ def parl(rollout: Rollout, scores: Mapping[str, float], config: ParlConfig, opti
         "total_steps": -config.cost_total,
     }
     return replace(rollout, reward=Reward(parts, weights))
-
-
-def score(verifier: TableScore, task: Task, table: Table) -> Mapping[str, float]:
-    """The verifier's values, refused if it left out the one that r_perf is made of."""
-    scores = verifier(task, table)
-    if "item_f1" not in scores:
-        raise ValueError(f"verifier gave {sorted(scores)}, want item_f1 among them")
-    return scores

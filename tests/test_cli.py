@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from recipes.cli import RECIPES, Entry, evaluated, explained, main
+from recipes.cli import RECIPES, Entry, explained, main
 from recipes.episodes import write
 from swarm.folders import CheckpointError
 from tests.test_report_episodes import BASE
@@ -149,10 +149,6 @@ def test_a_range_that_runs_backwards_is_refused(refusal: Refusal) -> None:
     assert refusal("tasks", "--rows", "80-50").startswith("argument --rows: '80-50', want LOW-HIGH")
 
 
-def test_an_unknown_system_is_answered_with_the_nearest(refusal: Refusal) -> None:
-    assert "unknown system 'swrm', nearest: swarm" in refusal("eval", "runs/x", "--systems", "swrm")
-
-
 def test_an_unknown_family_is_answered_with_the_nearest(refusal: Refusal) -> None:
     assert "unknown family 'airprt', nearest: airport" in refusal("tasks", "--family", "airprt")
 
@@ -219,9 +215,3 @@ def test_the_report_can_be_printed_as_json(tmp_path: Path, capsys: pytest.Captur
     write(tmp_path / "episodes.jsonl", [BASE])
     assert main(["report", str(tmp_path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["systems"]["swarm"]["item_f1"] == 0.5
-
-
-def test_evaluated_episodes_are_summed_up_by_system() -> None:
-    made = evaluated([BASE])
-    assert made["systems"]["swarm"]["item_f1"] == 0.5
-    assert made["by_rows"]["swarm"]["1-4"]["tasks"] == 1

@@ -109,7 +109,7 @@ def test_whatever_ids_are_sampled_are_the_trained_ones_and_contexts_grow_or_are_
 
 
 def rewarded(r: Rollout, f1: float = 0.5) -> Rollout:
-    return parl(replace(r, task=replace(TASK, meta={"pages": 2})), {"item_f1": f1}, ParlConfig(), 0)
+    return parl(replace(r, task=replace(TASK, meta={"pages": 2})), f1, ParlConfig(), 0)
 
 
 # --- 2: before the first step ------------------------------------------------------------

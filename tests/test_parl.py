@@ -44,7 +44,7 @@ def test_the_reward_is_the_weighted_sum_of_its_parts():
         lambda_parallel=0.4, lambda_finish=0.2, anneal_steps=10, reference_width=4, cost_critical=0.01, cost_total=0.001
     )
     rollout = root(Stage(1, (2, 2)), children=(child((("A", "1"),)), child()))
-    reward = parl(rollout, {"item_f1": 0.5}, config, optimizer_step=5).reward
+    reward = parl(rollout, 0.5, config, optimizer_step=5).reward
     assert reward is not None
     # λ halved: 0.5 + 0.2·(1/3) + 0.1·(1/2) − 0.01·3 − 0.001·5
     assert reward.total == pytest.approx(0.5 + 0.2 / 3 + 0.05 - 0.03 - 0.005)
@@ -58,7 +58,7 @@ def test_parallelism_is_paid_up_to_the_reference_and_never_for_one_at_a_time():
 def test_without_a_reference_the_width_of_the_task_is_meant():
     task = replace(TASK, meta={"pages": 3})
     rollout = replace(root(Stage(1, (2, 2)), children=(child(), child())), task=task)
-    rewarded = parl(rollout, {"item_f1": 0.0}, ParlConfig(), 0)
+    rewarded = parl(rollout, 0.0, ParlConfig(), 0)
     assert rewarded.reward is not None
     assert rewarded.reward.parts["parallel"] == 0.5
 
@@ -71,7 +71,7 @@ def test_lambdas_reach_exactly_zero_and_hold_without_annealing():
 
 def test_an_infrastructure_error_anywhere_in_the_tree_is_never_a_reward():
     rollout = root(Stage(1, (2,)), children=(child(status="error"),))
-    assert parl(rollout, {"item_f1": 1.0}, ParlConfig(), 0).reward is None
+    assert parl(rollout, 1.0, ParlConfig(), 0).reward is None
 
 
 @pytest.mark.parametrize("field", ["reference_width", "anneal_steps"])

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from recipes.config import Evaluation, Recipe, TaskMix
-from recipes.evaluate import eval_command
+from recipes.grid_runs import Asked, measure, plan
 from recipes.train import train
 from recipes.wide_search import single_agent, wide_search
 from swarm.records import read
@@ -90,9 +90,14 @@ def test_a_run_that_was_killed_goes_on_where_it_was_and_one_that_is_done_says_so
     assert "is done" in again.getvalue()
     with pytest.raises(RunDirError, match="seed was 0, is 7"):
         train(replace(small(wide_search()), seed=7), out, console=Console(quiet=True))
-    episodes = eval_command(out, ("swarm", "ceiling"), world_seed=5, tasks=2, rows=(3, 10), budget=12)
-    assert [e.system for e in episodes] == ["swarm"] * 2 + ["ceiling"] * 2
-    assert {e.budget for e in episodes} == {12}
+    asked = Asked(("swarm", "ceiling"), ("item_f1", "official"), world_seed=5, tasks=2, rows=(3, 10), budget=12)
+    found = measure(plan(out, asked))
+    assert [e.system for e in found.episodes] == ["swarm"] * 2 + ["ceiling"] * 2
+    assert {e.budget for e in found.episodes} == {12}
+    assert [(c.harness, c.verifier, c.tasks) for c in found.cells] == [
+        *(("swarm", "item_f1", 2), ("swarm", "official", 2), ("ceiling", "item_f1", 2), ("ceiling", "official", 2))
+    ]
+    assert [c.mean for c in found.cells[2:]] == [1.0, 1.0]
 
 
 @pytest.mark.slow

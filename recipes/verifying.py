@@ -1,0 +1,51 @@
+"""The verifiers of a run by name, the judge on an engine of the run's own. Not here: what they do (`rewards`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from recipes.engines import Engines
+from recipes.judging import JUDGED, Judging
+from recipes.session import load_tokenizer
+from rewards.judge import Hybrid, Judge
+from rewards.verifiers import RULES
+from swarm.chat import chat_of
+from swarm.checkpoint import frozen_ref
+from swarm.types import Sampling, Verifier
+
+
+async def verifiers_of(names: Iterable[str], judging: Judging, engines: Engines) -> dict[str, Verifier]:
+    """The verifiers of these names; the judge's engine is opened if one of them needs it.
+
+    Raises ValueError for a name that there is not or that needs a judge where there is none, CheckpointError and
+    EngineError where the judge cannot be served.
+    """
+    names = tuple(names)
+    judge = await judge_of(judging, engines) if set(names) & set(JUDGED) else None
+    return {name: _verifier(name, judging, judge) for name in names}
+
+
+async def judge_of(judging: Judging, engines: Engines) -> Judge:
+    """The judge, its engine open. Raises as `verifiers_of` does."""
+    if judging.checkpoint is None:
+        raise ValueError(f"judge: {judging.lacks('judge')}")
+    engine = await engines.serve(frozen_ref(judging.checkpoint), judging.engine)
+    chat = chat_of(load_tokenizer(judging.checkpoint))
+    return Judge(
+        engine=engine,
+        chat=chat,
+        rubric=judging.asked(),
+        sampling=Sampling(judging.turn_tokens, judging.temperature, stop=chat.stop),
+        context=judging.context,
+        answer_tokens=judging.answer_tokens,
+        attempts=judging.attempts,
+        seconds=judging.seconds,
+    )
+
+
+def _verifier(name: str, judging: Judging, judge: Judge | None) -> Verifier:
+    if judge is None or name not in JUDGED:
+        if name not in RULES:
+            raise ValueError(f"verifier {name!r}, want one of {', '.join((*RULES, *JUDGED))}")
+        return RULES[name]
+    return judge if name == "judge" else Hybrid((RULES[judging.rule], 1 - judging.weight), (judge, judging.weight))
