@@ -1,7 +1,7 @@
 """The load of `benchmarks.scale` as a LangGraph user writes it: a model node, a tool node, one compiled graph for all.
 
 Each agent is one `ainvoke` under asyncio, without a checkpointer and with plain messages instead of LangChain's,
-both of which would cost more. Needs `pip install langgraph`.
+both of which would cost more.
 
     python -m benchmarks.scale_langgraph langgraph AGENTS STEPS      one line of JSON
 
