@@ -15,15 +15,16 @@ left, as in the native loop, and its last turn is an answer. Not here: messages 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, cast
 
 import trio
 from msgspec import Struct, field, structs
 
+from swarm.chains import Chain, Chains
 from swarm.chat import Chat
 from swarm.context import Ask, ContextPolicy, closed, last_ask, move, note
-from swarm.said import DialogueError, Said, Talk, said_key, talk_of
+from swarm.said import DialogueError, Said, Talk, digest, said_key, talk_of
 from swarm.seeds import derive
 from swarm.types import (
     Budget,
@@ -36,7 +37,6 @@ from swarm.types import (
     Sampling,
     Segment,
     Span,
-    Stage,
     Status,
     Table,
     Task,
@@ -67,23 +67,11 @@ class Reply(Struct, frozen=True):
     over: Over = ""
 
 
-class _Chain(Struct):
-    """A sampled turn after those that had ended when it began: `total` steps for the longest chain of them.
-
-    A subagent's rollout is one too, after the turn that called it, which keeps it in `spawned`.
-    """
-
-    steps: int
-    total: int
-    before: _Chain | None
-    spawned: list[_Chain] = field(default_factory=list["_Chain"])
-
-
 class _Line(Struct):
     """A segment that grows, and its turns."""
 
     segment: Segment
-    turns: list[_Chain] = field(default_factory=list[_Chain])
+    turns: list[Chain] = field(default_factory=list[Chain])
 
 
 class _Context(Struct, frozen=True):
@@ -107,7 +95,8 @@ class _Context(Struct, frozen=True):
 class _Asked(Struct, frozen=True):
     """A request: all its `ids`, those before `since` from a recorded context, and the `key` of what they say.
 
-    `told`: assistant messages stand in it. `last`: it asks for the answer.
+    `told`: assistant messages stand in it. `last`: it asks for the answer. `text`: what a completion goes on from,
+    "" where that is ids.
     """
 
     key: bytes
@@ -117,6 +106,7 @@ class _Asked(Struct, frozen=True):
     since: int
     told: bool
     last: bool
+    text: str | None = None
 
 
 class Dialogues:
@@ -147,8 +137,8 @@ class Dialogues:
         self._replies: dict[bytes, list[_Context]] = {}
         self._numbers: dict[bytes, set[int]] = {}
         self._prompts: set[bytes] = set()
-        self._longest: _Chain | None = None
-        self._callers: dict[str, _Chain] = {}
+        self._texts: list[tuple[str, _Context]] = []
+        self._chains = Chains()
         self._spent = Ledger()
         self._counts: Counter[str] = Counter()
         self._failure, self._over, self._last, self._closed = "", "", False, False
@@ -156,29 +146,19 @@ class Dialogues:
     @property
     def left(self) -> int:
         """Critical steps that are not spent."""
-        return self.budget.critical_steps - (self._longest.total if self._longest else 0)
+        return self.budget.critical_steps - self._chains.total
 
     def count(self, kind: str, n: int = 1) -> None:
         """Counts an event in the ledger."""
         self._counts[kind] += n
 
     def ran(self, name: str, ordinary: int) -> None:
-        """Of the turn with the call of this name only so many ordinary calls are run; refused ones cost nothing.
-
-        To be said before anything else is asked.
-        """
-        turn = self._callers[name]
-        turn.total += max(1, ordinary) - turn.steps
-        turn.steps = max(1, ordinary)
-        turns = [turn for line in self._lines for turn in line.turns]
-        self._longest = max([*turns, *(child for turn in turns for child in turn.spawned)], key=lambda turn: turn.total)
+        """See `Chains`."""
+        self._chains.ran(name, ordinary)
 
     def spawned(self, name: str, steps: int) -> None:
-        """The call of this name ran a subagent, which is through after so many critical steps."""
-        turn = self._callers[name]
-        child = _Chain(steps, turn.total + steps, turn)
-        turn.spawned.append(child)
-        self._longest = max(self._longest or child, child, key=lambda turn: turn.total)
+        """See `Chains`."""
+        self._chains.spawned(name, steps)
 
     async def reply(
         self, messages: Sequence[Said], tools: Sequence[ToolSpec] = (), sampling: Sampling | None = None
@@ -188,10 +168,39 @@ class Dialogues:
         `sampling` may ask for fewer tokens and another seed than the rollout's. Raises DialogueError for what cannot be
         asked, and after the end; EngineError when the engine fails, or its ids and log-probabilities do not match.
         """
+        return await self._replied(self._asked(talk_of(messages), tuple(tools)), sampling or self.sampling)
+
+    async def complete(self, prompt: str | Sequence[int], sampling: Sampling | None = None) -> Reply:
+        """What the policy says after a text, or after ids, as they are: no layout, no note, no calls. See `reply`.
+
+        A text that begins with an earlier one and all that was said after it goes on from there, and so do ids.
+        """
+        size = len(self.chat.tokenizer)
+        if not isinstance(prompt, str) and (not prompt or min(prompt) < 0 or max(prompt) >= size):
+            raise DialogueError(
+                f"ids from {min(prompt, default=None)} to {max(prompt, default=None)}, want 0 to {size}"
+            )
+        return await self._replied(self._continued(prompt), sampling or self.sampling)
+
+    def rollout(self, answer: str, table: Table = (), status: Status = "answered", error: str = "") -> Rollout:
+        """The rollout as it was recorded; no request is answered after it.
+
+        An engine that failed makes it an error. An agent whose last request got no answer, for want of steps or of
+        room, did not answer nor fail: it is exhausted, or truncated where the policy was not told of its budget.
+        """
+        self._closed = True
+        status, error = self._ended(status, error)
+        stages = self._chains.stages([turn for line in self._lines for turn in line.turns])
+        seconds = trio.current_time() - self._started
+        ledger = structs.replace(self._spent, stages=stages, seconds=seconds, counts=dict(+self._counts))
+        segments = tuple(line.segment for line in self._lines)
+        trace = Trace(self._agent, segments, status, error, self._checkpoint)
+        return Rollout(self.task, trace, ledger, prompt=self.task.query, answer=answer, table=table)
+
+    async def _replied(self, asked: _Asked, sampling: Sampling) -> Reply:
         if self._closed:
             raise DialogueError("a request after the end of its rollout, want none")
-        sampling = self._allowed(sampling or self.sampling)
-        asked, before = self._asked(talk_of(messages), tuple(tools)), self._longest
+        sampling, before = self._allowed(sampling), self._chains.longest
         if over := self._refusal(asked, sampling):
             self._over = over
             return Reply(Said("assistant"), Turn(""), len(asked.ids), over=over)
@@ -205,27 +214,6 @@ class Dialogues:
             numbers.discard(number)
             raise
         return self._recorded(asked, completion, before, seed)
-
-    def rollout(self, answer: str, table: Table = (), status: Status = "answered", error: str = "") -> Rollout:
-        """The rollout as it was recorded; no request is answered after it.
-
-        An engine that failed makes it an error. An agent whose last request got no answer, for want of steps or of
-        room, did not answer nor fail: it is exhausted, or truncated where the policy was not told of its budget.
-        """
-        self._closed = True
-        status, error = self._ended(status, error)
-        paid: list[_Chain] = []
-        turn = self._longest
-        while turn is not None:
-            paid.append(turn)
-            turn = turn.before
-        on_it = {id(turn) for turn in paid}
-        stages = tuple(_stage(turn, on_it) for line in self._lines for turn in line.turns)
-        seconds = trio.current_time() - self._started
-        ledger = structs.replace(self._spent, stages=stages, seconds=seconds, counts=dict(+self._counts))
-        segments = tuple(line.segment for line in self._lines)
-        trace = Trace(self._agent, segments, status, error, self._checkpoint)
-        return Rollout(self.task, trace, ledger, prompt=self.task.query, answer=answer, table=table)
 
     def _allowed(self, sampling: Sampling) -> Sampling:
         own = self.sampling
@@ -244,6 +232,21 @@ class Dialogues:
         before = context.ids if context else []
         ids, last = self._laid_out(structs.replace(talk, rounds=talk.rounds[max(at, 0) :]), tools, before)
         return _Asked(keys[-1], tools, context, ids, len(before), bool(talk.rounds), last)
+
+    def _continued(self, prompt: str | Sequence[int]) -> _Asked:
+        text = prompt if isinstance(prompt, str) else ""
+        found: list[tuple[int, _Context]] = []
+        for known, context in self._texts:
+            ids = context.ids
+            if known and text.startswith(known):
+                found.append((len(known), context))
+            elif not text and list(prompt[: len(ids)]) == ids:
+                found.append((len(ids), context))
+        length, context = max(found, key=lambda f: (f[0], f[1].free), default=(0, None))
+        before = context.ids if context else []
+        rest = self.chat.encode(text[length:]) if text else list(cast(Sequence[int], prompt[length:]))
+        shown = prompt if isinstance(prompt, str) else list(prompt)
+        return _Asked(digest(b"", shown), (), context, [*before, *rest], len(before), False, False, text)
 
     def _known(self, before: bytes, said: Said) -> _Context | None:
         """The recorded context that ends with this; of several one that named its calls so, and is free."""
@@ -298,25 +301,33 @@ class Dialogues:
             raise
         return completion
 
-    def _recorded(self, asked: _Asked, completion: Completion, before: _Chain | None, seed: int) -> Reply:
+    def _recorded(self, asked: _Asked, completion: Completion, before: Chain | None, seed: int) -> Reply:
         if self._closed:
             raise DialogueError("a request that outlived its rollout, want none")
-        turn = self.chat.parse(completion.ids, asked.tools)
+        turn = self._read(asked, completion)
         calls = () if asked.last else turn.calls
         said = Said("assistant", turn.content, calls, tuple(f"call_{derive(seed, k):016x}" for k in range(len(calls))))
         line = self._grown(asked, completion)
         context = _Context(line, len(line.segment.spans), said.ids, asked.last)
-        self._replies.setdefault(said_key(asked.key, said), []).append(context)
+        if asked.text is None:
+            self._replies.setdefault(said_key(asked.key, said), []).append(context)
+        else:
+            self._texts.append((asked.text and asked.text + turn.content, context))
         self._prompts.add(asked.key)
         self._over, self._last = "", asked.last
-        self._pay(line, said, asked.tools, before)
+        line.turns.append(self._chains.ended(said, asked.tools, before))
         self._count(asked, completion, turn)
         return Reply(said, turn, len(asked.ids), completion)
+
+    def _read(self, asked: _Asked, completion: Completion) -> Turn:
+        if asked.text is None:
+            return self.chat.parse(completion.ids, asked.tools)
+        return Turn(self.chat.decode([i for i in completion.ids if i not in self.chat.stop]))
 
     def _grown(self, asked: _Asked, completion: Completion) -> _Line:
         """The line with the turn at its end: that of the context if nothing has gone on from it, else a new one."""
         context = asked.context
-        if context is not None and context.free:
+        if context is not None and context.free and asked.since < len(asked.ids):
             line = context.line
             line.segment = line.segment.extended(Span("observed", tuple(asked.ids[asked.since :])), *completion.spans)
             return line
@@ -334,15 +345,6 @@ class Dialogues:
             return "fork"
         return "compaction" if asked.told else "start"
 
-    def _pay(self, line: _Line, said: Said, tools: Sequence[ToolSpec], before: _Chain | None) -> None:
-        ordinary = {tool.name for tool in tools if tool.ordinary}
-        steps = max(1, sum(call.name in ordinary for call in said.calls))
-        turn = _Chain(steps, steps + (before.total if before else 0), before)
-        line.turns.append(turn)
-        self._callers.update(dict.fromkeys(said.ids, turn))
-        if self._longest is None or turn.total > self._longest.total:
-            self._longest = turn
-
     def _count(self, asked: _Asked, completion: Completion, turn: Turn) -> None:
         spent = self._spent
         self._spent = Ledger(
@@ -357,16 +359,8 @@ class Dialogues:
     def _ended(self, status: Status, error: str) -> tuple[Status, str]:
         if self._failure:
             return "error", self._failure
-        if status == "truncated" or (status == "error" and not self._over):
+        if status in ("truncated", "exhausted") or (status == "error" and not self._over):
             return status, error
         if self._over == "context" or (self._over and not self._note):
             return "truncated", self._over
         return ("exhausted" if self._over or self._last else "answered"), ""
-
-
-def _stage(turn: _Chain, paid: Set[int]) -> Stage:
-    """What a turn costs on the longest chain, of which `paid` are the ids, with the subagents that this covers."""
-    if id(turn) not in paid:
-        return Stage(0)
-    slowest = max((child.steps for child in turn.spawned if id(child) in paid), default=0)
-    return Stage(turn.steps, tuple(child.steps for child in turn.spawned if child.steps <= slowest))

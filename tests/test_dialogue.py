@@ -483,3 +483,46 @@ def deed_of(past: tuple[Said, ...], deed: str, words: str) -> tuple[Said, ...]:
             return (SYSTEM, Said("user", f"Anew. {words}"))
         case _:
             return (*past, *user)
+
+
+# --- plain completions -----------------------------------------------------------------------
+
+
+async def test_a_text_that_begins_with_an_earlier_one_and_its_completion_goes_on_with_the_ids() -> None:
+    noise = Noise()
+    d = dialogues(noise)
+    one = await d.complete("Once upon")
+    await d.complete(f"Once upon{one.turn.content} and then")
+    await d.complete("Twice upon")
+    (prompt, said), (longer, _), _ = noise.asked
+    assert longer == [*prompt, *said, *chat().encode(" and then")]
+    assert opened(d.rollout("")) == ["start", "start"]
+
+
+async def test_ids_go_on_from_exactly_those_ids() -> None:
+    noise = Noise()
+    d = dialogues(noise)
+    await d.complete([5, 6])
+    (prompt, said) = noise.asked[0]
+    await d.complete([*prompt, *said, 7])
+    await d.complete([*prompt, *said, 8])
+    await d.complete([5, 6])
+    r = d.rollout("")
+    assert kinds(r) == [["prompt", "sampled", "observed", "sampled"], ["prompt", "sampled"], ["prompt", "sampled"]]
+    assert opened(r) == ["start", "fork", "fork"]
+
+
+async def test_what_is_asked_to_go_on_at_once_is_a_turn_of_its_own() -> None:
+    noise = Noise()
+    d = dialogues(noise)
+    await d.complete([5, 6])
+    await d.complete([5, 6, *noise.asked[0][1]])
+    r = d.rollout("")
+    assert opened(r) == ["start", "fork"]
+    assert len(r.ledger.stages) == 2
+
+
+@pytest.mark.parametrize("ids", [[], [-1], [1 << 20]])
+async def test_ids_that_no_tokenizer_has_are_refused(ids: list[int]) -> None:
+    with pytest.raises(DialogueError, match="want 0 to"):
+        await dialogues(Noise()).complete(ids)
