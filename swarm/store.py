@@ -68,8 +68,9 @@ class Store:
     """`Store(Path("checkpoints")).get("wide_search/best")`. Nothing is made on disk before something is written.
 
     Where a method takes `text`, it is a name, or 8 or more letters that the sha256 of one checkpoint, or of its
-    weights, begins with. Methods raise CheckpointError, one line for the user: an unknown or ambiguous text, a folder
-    that is no store, a damaged checkpoint; and OSError where the disk refuses, the store being as it was.
+    weights, begins with. Methods raise CheckpointError, one line for the user: no such checkpoint or more than one, a
+    name that is none, a folder that is no store, a damaged checkpoint; and OSError where the disk refuses, the store
+    being as it was.
     """
 
     root: Path = STORE
@@ -77,8 +78,7 @@ class Store:
     def publish(self, names: Sequence[str], write: Callable[[Path], CheckpointRef], origin: Origin) -> Stored:
         """Has `write` make a model folder, as `swarm.checkpoint.save` does, and gives it these names.
 
-        A name that another checkpoint had moves. What is in the store already keeps its card. Raises ValueError for
-        a name that is none.
+        A name that another checkpoint had moves. What is in the store already keeps its card.
         """
         check_names(names)
         with self._staged() as folder:
@@ -122,7 +122,7 @@ class Store:
     def pin(self, text: str, holder: str) -> Stored:
         """Keeps a checkpoint for `holder`, whatever its names do."""
         if not holder.strip():
-            raise ValueError("pin: no holder, want who needs it, for example the folder of a run")
+            raise CheckpointError("pin: no holder, want who needs it, for example the folder of a run")
         with self._held() as index:
             i = self._find(index, text)
             index.pins[i] = sorted({*index.pins.get(i, []), holder})
@@ -269,12 +269,14 @@ class Store:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raises ValueError for none, and for one that is no name: `wide_search/best` is, a hash is not."""
+    """Raises CheckpointError for none, and for one that is no name: `wide_search/best` is, a hash is not."""
     if not names:
-        raise ValueError("store: no name, want one or more, for example wide_search/best")
+        raise CheckpointError("store: no name, want one or more, for example wide_search/best")
     for name in names:
         if not _NAME.fullmatch(name) or _HASH.fullmatch(name):
-            raise ValueError(f"store: name {name!r}, want letters, digits, . _ - and /, for example wide_search/best")
+            raise CheckpointError(
+                f"store: name {name!r}, want letters, digits, . _ - and /, for example wide_search/best"
+            )
 
 
 def resolve(text: str, store: Path = STORE) -> Path:

@@ -15,13 +15,17 @@ from swarm.folders import CheckpointError, replace, settled, write_json
 from swarm.store_card import CARD, README, Origin, fault_of, read_card
 from swarm.types import CheckpointRef
 
-_TAKEN = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "model*.safetensors", "LICENSE*", "NOTICE*")
 _SOURCE_README = "README.source.md"
+_TAKEN = (
+    *("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "model*.safetensors", "LICENSE*", "NOTICE*"),
+    *(README, _SOURCE_README),
+)
 
 
 def left_out(folder: Path) -> list[str]:
     """Names of what `copy` does not take along: pickles, code, folders."""
-    return sorted(p.name for p in folder.iterdir() if not _wanted(p) and not p.name.startswith("."))
+    cards = _cards(folder)
+    return sorted(p.name for p in folder.iterdir() if not (_wanted(p) or p.name in cards or p.name.startswith(".")))
 
 
 def copy(folder: Path, into: Path) -> CheckpointRef:
@@ -35,7 +39,7 @@ def copy(folder: Path, into: Path) -> CheckpointRef:
 
     def write(new: Path) -> None:
         for path in folder.iterdir():
-            if _wanted(path):
+            if _wanted(path) and path.name not in _cards(folder):
                 shutil.copyfile(path, new / (_SOURCE_README if path.name == README else path.name))
         if not (new / "checkpoint.json").exists():
             write_json(new / "checkpoint.json", {"version": ref.version, "sha256": ref.sha256})
@@ -62,6 +66,9 @@ def origin_of(folder: Path) -> Origin:
 
 
 def _wanted(path: Path) -> bool:
-    if path.name == CARD or (path.name == README and (path.parent / CARD).exists()) or not path.is_file():
-        return False
-    return path.name == README or any(fnmatch(path.name, pattern) for pattern in _TAKEN)
+    return path.is_file() and any(fnmatch(path.name, pattern) for pattern in _TAKEN)
+
+
+def _cards(folder: Path) -> tuple[str, ...]:
+    """The cards of a folder that a store has published: they are written anew."""
+    return (CARD, README) if (folder / CARD).exists() else ()

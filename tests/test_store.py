@@ -22,6 +22,7 @@ from swarm.checkpoint import load_model, ref_of, save, weights_sha256
 from swarm.folders import CheckpointError
 from swarm.store import Store, Stored, resolve
 from swarm.store_card import Origin
+from swarm.store_intake import left_out
 from swarm.types import CheckpointRef
 from tests.test_checkpoint import DAMAGE, small_disk, tiny
 
@@ -125,7 +126,7 @@ def test_a_name_that_is_not_there_is_answered_with_the_nearest(store: Store) -> 
 
 @pytest.mark.parametrize("name", ["", "/x", "x/", "a//b", "../x", "a/.b", "a b", "ä", "deadbeef", "x\n"])
 def test_a_name_that_is_none_is_refused_before_anything_is_written(store: Store, name: str) -> None:
-    with pytest.raises(ValueError, match="want letters, digits"):
+    with pytest.raises(CheckpointError, match="want letters, digits"):
         published(store, "good", name)
     assert not store.root.exists()
 
@@ -199,6 +200,7 @@ def test_an_added_folder_is_copied_without_pickles_code_and_hidden_files(store: 
     for name in ("pytorch_model.bin", "modeling.py", ".gitattributes", "LICENSE"):
         (source / name).write_text(name)
     (source / "README.md").write_text("about it")
+    assert left_out(source) == ["modeling.py", "pytorch_model.bin"]
     found = store.add(source, ["x"])
     plain = ["LICENSE", "README.source.md", "checkpoint.json", "config.json", "model.safetensors"]
     assert found.card is not None
@@ -220,9 +222,17 @@ def test_a_folder_of_links_is_copied_as_files(store: Store, tmp_path: Path) -> N
 def test_a_folder_that_another_store_published_keeps_its_card_and_its_hash(store: Store, tmp_path: Path) -> None:
     first = published(Store(tmp_path / "elsewhere"), "x")
     second = store.add(first.path, ["y"])
-    assert first.card is not None
     assert second.card is not None
     assert (second.id, second.card.origin) == (first.id, ORIGIN)
+    assert left_out(first.path) == []
+
+
+def test_adding_a_checkpoint_of_the_store_gives_it_another_name(store: Store, tmp_path: Path) -> None:
+    save(tiny(), None, tmp_path / "model", 0)
+    (tmp_path / "model" / "README.md").write_text("about it")
+    first = store.add(tmp_path / "model", ["a"])
+    assert store.add(first.path, ["b"]).names == ("a", "b")
+    assert folders(store) == [first.id]
 
 
 def test_a_published_folder_that_was_changed_is_not_added(store: Store, tmp_path: Path) -> None:
