@@ -27,14 +27,16 @@ from recipes.compare import compare_command
 from recipes.doctor import doctor_command, guarded
 from recipes.episodes import EpisodesError
 from recipes.gpu import wide_search_4b, wide_search_30b
-from recipes.grid import GridError
 from recipes.grid_command import eval_command
 from recipes.overrides import OverrideError, apply, describe
 from recipes.plan import plan_command
 from recipes.report import ReportError
+from recipes.roster import roster_command
 from recipes.show_tasks import tasks_command
+from recipes.swap_command import swap_command
 from recipes.trail_start import cold_start_trails, fit_trails
 from recipes.train import TABLES, train
+from recipes.verifying import MisfitError
 from recipes.wide_search import single_agent, wide_search
 from rewards.widesearch.cli import score_main
 from swarm.folders import CheckpointError
@@ -53,6 +55,8 @@ Train an orchestrator that spawns frozen subagents, and measure it.
   doctor RECIPE   check this machine before a run
   eval RUN        evaluate a finished run on tasks and worlds that it never saw, under any harness and verifier
   report RUN      rebuild the report of a run and show its table
+  swap RUN        run over other subagents, or under other orchestrators, and tell what changes
+  roster RUN      show who a run's subagents were and are; swap them while it trains
   compare OUT     compare finished runs, several seeds of each recipe
   tasks           count, show and export the tasks of the world
   score           score a response with the WideSearch scorer
@@ -64,7 +68,7 @@ Every command has a --help of its own.
 
 USER_ERRORS = (
     *(UsageError, OverrideError, ReportError, EpisodesError, CheckpointError, RunDirError, OSError, EngineError),
-    *(ClusterError, LearnerLost, GridError),
+    *(ClusterError, LearnerLost, MisfitError, RosterError),
 )
 
 
@@ -129,6 +133,10 @@ def _dispatch(argv: list[str], recipes: Mapping[str, Entry]) -> int:
             return eval_command(rest, console)
         case "report":
             return _report(rest, console)
+        case "swap":
+            return swap_command(rest, console)
+        case "roster":
+            return roster_command(rest, console)
         case "compare":
             return compare_command(rest, console)
         case "tasks":
@@ -136,7 +144,7 @@ def _dispatch(argv: list[str], recipes: Mapping[str, Entry]) -> int:
         case "score":
             return score_main(rest)
         case _:
-            commands = ("train", "plan", "doctor", "eval", "report", "compare", "tasks", "score")
+            commands = ("train", "plan", "doctor", "eval", "report", "swap", "roster", "compare", "tasks", "score")
             raise UsageError(unknown("command", command, commands))
 
 

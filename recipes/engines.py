@@ -22,11 +22,12 @@ from typing import Literal
 
 import torch
 import trio
+from transformers import Qwen3ForCausalLM
 
-from recipes.config import Training
+from recipes.config import Recipe, Training
 from recipes.placement import EngineKind
 from swarm.alike import check_alike
-from swarm.checkpoint import frozen_ref, load_model, ref_of
+from swarm.checkpoint import ADAPTER_CONFIG, frozen_ref, load_model, ref_of
 from swarm.engine.embedded import EmbeddedEngine
 from swarm.engine.http import http_engines
 from swarm.engine.pool import Pool, pool
@@ -37,7 +38,7 @@ from swarm.engine.shares import Shares
 from swarm.engine.turns import Turns, turns
 from swarm.engine.vllm import vllm_engines
 from swarm.engine.vllm_core import VLLMConfig
-from swarm.folders import CheckpointError
+from swarm.folders import CheckpointError, read_json
 from swarm.types import CheckpointRef, EngineError, ServingEngine
 
 _MIB = 1 << 20
@@ -185,6 +186,22 @@ async def _one_each(
                 yield Opened(await _vllm(stack, folders, vllm_config(recipe, max_len, threads)))
             case "server":
                 yield await _servers(stack, recipe, folders, max_len, threads, at)
+
+
+def check_served(recipe: Training, folder: Path, kind: EngineKind | Literal[""] = "") -> None:
+    """Raises CheckpointError, from the files alone, for a checkpoint that the run could not serve to its subagents.
+
+    Those that take turns must be alike; the embedded engine runs dense Qwen3.
+    """
+    if (folder / ADAPTER_CONFIG).exists():
+        return
+    kind = kind or recipe.engine
+    family = read_json(folder / "config.json").get("architectures")
+    if kind == "embedded" and family != [Qwen3ForCausalLM.__name__]:
+        wanted = f"['{Qwen3ForCausalLM.__name__}'] for the embedded engine, or --engine vllm"
+        raise CheckpointError(f"{folder}: architectures = {family}, want {wanted}")
+    if recipe.placement.subagents == "turns" and kind == recipe.engine and isinstance(recipe, Recipe):
+        check_alike(folder, recipe.players()[0])
 
 
 def _embedded(recipe: Training, folder: Path, max_len: int, threads: int) -> EmbeddedEngine:

@@ -18,7 +18,7 @@ from envs.accept import accepted
 from envs.tasks import TaskSet
 from envs.world import World, WorldConfig, build_world
 from recipes.config import Recipe, Training
-from recipes.engines import Engines, open_engines
+from recipes.engines import Engines, check_served, open_engines
 from recipes.systems import Builder
 from rewards.table import table_scores
 from subagents.roster import Player, Roster
@@ -123,6 +123,10 @@ async def session(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> AsyncGe
     world, tasks = open_world(recipe.world)
     builder = Builder(world, chat_of(tokenizer), recipe)
     limit = max(recipe.main.context, recipe.child.context, recipe.judging.longest)
+    for iteration in (0, *map(int, recipe.swaps)):
+        for role, weights in recipe.cast(iteration).items():
+            for folder in weights:
+                check_served(recipe, Path(folder), recipe.role(role).engine)
     async with open_engines(recipe, (recipe.start, *_first(recipe)), limit, threads) as engines:
 
         async def serve(role: str, ref: CheckpointRef) -> Player:
