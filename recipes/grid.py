@@ -22,16 +22,13 @@ from rich.table import Table
 from recipes.episodes import interval
 from recipes.harnesses import System
 from recipes.session import roll_out
+from recipes.verifying import MisfitError
 from rewards.verifiers import verified
 from swarm.seeds import derive
 from swarm.types import Rollout, Runner, Task, Verifier
 
 SEED = 1_000_003
 """What the rollouts of an evaluation are drawn with: the same for every run."""
-
-
-class GridError(ValueError):
-    """Something asked for does not fit or is not there; the message is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +97,19 @@ class Cell:
 
 
 async def check_fits(grid: Grid) -> None:
-    """Raises GridError, one line that names what does not fit which tasks. Runs nothing."""
-    for source in grid.sources:
-        for name, verifier in grid.verifiers.items():
-            _refuse("verifier", name, source, verifier.fits)
+    """Raises MisfitError, one line that names what does not fit which task. Runs nothing."""
+    every = [(source, task) for source in grid.sources for task in source.tasks]
+    for name, verifier in grid.verifiers.items():
+        _refuse("verifier", name, every, verifier.fits)
     for system in grid.systems:
         async with grid.open(system) as runner:
-            for source in grid.sources:
-                _refuse("harness", system.name, source, runner.fits)
+            _refuse("harness", system.name, every, runner.fits)
 
 
-def _refuse(kind: str, name: str, source: Source, fits: Callable[[Task], str]) -> None:
-    for task in source.tasks:
+def _refuse(kind: str, name: str, every: Iterable[tuple[Source, Task]], fits: Callable[[Task], str]) -> None:
+    for source, task in every:
         if why := fits(task):
-            raise GridError(f"{kind} {name} does not fit the tasks from {source.name}: {why} ({task.id})")
+            raise MisfitError(f"{kind} {name} does not fit task {task.id} from {source.name}: {why}")
 
 
 async def make(grid: Grid, done: Callable[[Rollout], None]) -> list[Made]:

@@ -29,7 +29,7 @@ WORDS = (
 
 
 def eval_command(argv: Sequence[str], console: Console) -> int:
-    """Evaluates, shows the grid and returns 0. Raises GridError and others, one line each for the user."""
+    """Evaluates, shows the grid and returns 0. Raises MisfitError and others, one line each for the user."""
     o = _parser().parse_args(argv)
     asked = Asked(
         systems=o.harness,
@@ -61,7 +61,7 @@ def _measured(plan: Plan) -> Measured:
 
 
 def evaluated(found: Measured) -> dict[str, Any]:
-    """`{"systems": {name: summary}, "by_rows": {name: {band: summary}}, "grid": [cell]}`; the first two are of tables."""
+    """`{"systems": {name: summary}, "by_rows": {name: {band: summary}}, "grid": [cell]}`, the first two of tables."""
     systems: dict[str, list[Episode]] = {}
     for e in found.episodes:
         systems.setdefault(e.system, []).append(e)

@@ -10,6 +10,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -25,7 +26,7 @@ from recipes.casting import last_cast
 from recipes.compaction import TRAIL_RUNS, Compaction, TrailJob
 from recipes.config import Recipe
 from recipes.episodes import Episode
-from recipes.grid import Cell, Grid, GridError, Source, Trial, cells, check_fits, make, verify
+from recipes.grid import Cell, Grid, Source, Trial, cells, check_fits, make, verify
 from recipes.harnesses import SCRIPTS, WAYS, System, Way, Weights, load, systems_of
 from recipes.judging import VERIFIERS
 from recipes.overrides import from_json
@@ -33,13 +34,13 @@ from recipes.session import load_tokenizer, session
 from recipes.trail_start import TRAILS
 from recipes.trail_systems import System as TrailSystem
 from recipes.trail_systems import agent, limits_of
-from recipes.verifying import verifiers_of
+from recipes.verifying import MisfitError, fitting, verifiers_of
 from rewards.parl import spawning
 from rewards.table import table_scores
 from swarm.checkpoint import ref_of
 from swarm.context import ContextPolicy
 from swarm.folders import CheckpointError
-from swarm.types import Runner, Task
+from swarm.types import Runner, Task, Verifier
 
 SourceName = Literal["table", "trails"]
 SOURCES: tuple[SourceName, ...] = get_args(SourceName)
@@ -101,7 +102,7 @@ class Measured:
 
 
 def plan(run: Path, asked: Asked) -> Plan:
-    """Reads the run's recipe and checks every name. Raises CheckpointError where there is no run, GridError."""
+    """Reads the run's recipe and checks every name. Raises CheckpointError where there is no run, MisfitError."""
     recipe = read_recipe(run)
     if asked.world_seed is not None:
         recipe = replace(recipe, world=replace(recipe.world, seed=asked.world_seed))
@@ -116,7 +117,7 @@ def plan(run: Path, asked: Asked) -> Plan:
     for name in verifiers:
         _known("verifier", name, VERIFIERS)
         if why := recipe.judging.lacks(name):
-            raise GridError(f"verifier {name}: {why} (--judge CHECKPOINT)")
+            raise MisfitError(f"verifier {name}: {why} (--judge CHECKPOINT)")
     return Plan(run, recipe, asked, tuple(systems), verifiers, cast(tuple[SourceName, ...], sources))
 
 
@@ -135,7 +136,7 @@ def measure(
     judged: Callable[[], None] = lambda: None,
     ways: Mapping[str, Way] = WAYS,
 ) -> Measured:
-    """Runs the plan; `made` hears of each rollout, `judged` of each verdict. Raises GridError before any rollout."""
+    """Runs the plan; `made` hears of each rollout, `judged` of each verdict. Raises MisfitError before any rollout."""
     return trio.run(_measure, plan, made, judged, ways)
 
 
@@ -164,10 +165,11 @@ async def _tables(plan: Plan, recipe: Recipe, ways: Mapping[str, Way]) -> AsyncG
     policy = plan.run / "policy"
     async with session(recipe, load_tokenizer(policy)) as s:
         await s.recast(await trio.to_thread.run_sync(last_cast, plan.run))
+        verifiers = await verifiers_of(plan.verifiers, recipe.judging, s.engines)
         yield Grid(
             systems=plan.systems,
-            sources=_sources(plan, s.world, s.tasks, TRAILS),
-            verifiers=await verifiers_of(plan.verifiers, recipe.judging, s.engines),
+            sources=_sources(plan, s.world, s.tasks, TRAILS, verifiers),
+            verifiers=verifiers,
             open=lambda system: ways[system.harness](s),
             load=lambda system: load(s, system, policy),
             at_once=recipe.at_once,
@@ -180,6 +182,8 @@ async def _trails(plan: Plan, recipe: Compaction) -> AsyncGenerator[Grid]:
     policy = plan.run / "policy"
     async with TRAIL_RUNS.open(recipe, load_tokenizer(policy)) as opened:
         job = cast(TrailJob, opened)
+        tables = TaskSet(job.world, accepted(job.world, table_scores))
+        verifiers = await verifiers_of(plan.verifiers, recipe.judging, job.engines)
 
         async def put(system: System) -> None:
             folder = policy if system.weights == "policy" else recipe.start
@@ -187,8 +191,8 @@ async def _trails(plan: Plan, recipe: Compaction) -> AsyncGenerator[Grid]:
 
         yield Grid(
             systems=plan.systems,
-            sources=_sources(plan, job.world, TaskSet(job.world, accepted(job.world, table_scores)), recipe.trails),
-            verifiers=await verifiers_of(plan.verifiers, recipe.judging, job.engines),
+            sources=_sources(plan, job.world, tables, recipe.trails, verifiers),
+            verifiers=verifiers,
             open=lambda system: _trail_agent(job, system.harness),
             load=put,
             at_once=recipe.at_once,
@@ -203,15 +207,17 @@ def _trail_agent(job: TrailJob, harness: str) -> AbstractAsyncContextManager[Run
     return nullcontext(agent(job.world, job.chat, job.engine, limits))
 
 
-def _sources(plan: Plan, world: World, tables: TaskSet, trails: TrailConfig) -> list[Source]:
+def _sources(
+    plan: Plan, world: World, tables: TaskSet, trails: TrailConfig, verifiers: Mapping[str, Verifier]
+) -> list[Source]:
     asked = plan.asked
 
-    def draw(name: SourceName) -> Sequence[Task]:
+    def draw(name: SourceName, n: int) -> Sequence[Task]:
         if name == "table":
-            return tables.draw("heldout", asked.tasks, asked.task_seed, rows=asked.rows)
-        return TrailSet(world, trails).draw("heldout", asked.tasks, asked.task_seed)
+            return tables.draw("heldout", n, asked.task_seed, rows=asked.rows)
+        return TrailSet(world, trails).draw("heldout", n, asked.task_seed)
 
-    return [Source(name, draw(name), plan.budget) for name in plan.sources]
+    return [Source(n, fitting(n, partial(draw, n), asked.tasks, verifiers), plan.budget) for n in plan.sources]
 
 
 # --- names -----------------------------------------------------------------------------
@@ -223,7 +229,7 @@ def _table_systems(recipe: Recipe, texts: Sequence[str]) -> list[System]:
     systems = [_system(text, named, WAYS) for text in texts]
     for system in systems:
         if why := recipe.misfit(system.harness):
-            raise GridError(f"harness {system.name} does not fit the recipe: {why}")
+            raise MisfitError(f"harness {system.name} does not fit the recipe: {why}")
     return systems or [s for s in named.values() if not recipe.misfit(s.harness)]
 
 
@@ -238,12 +244,12 @@ def _system(text: str, named: Mapping[str, System], ways: Iterable[str]) -> Syst
     harness, at, weights = text.partition("@")
     _known("harness", harness, [*dict.fromkeys([*named, *ways])])
     if harness in named or harness in SCRIPTS:
-        raise GridError(f"harness {text}: {harness} has its weights already, want it without @{weights}")
+        raise MisfitError(f"harness {text}: {harness} has its weights already, want it without @{weights}")
     if at and weights not in ("policy", "start"):
-        raise GridError(f"harness {text}: weights {weights!r}, want {harness}@policy or {harness}@start")
+        raise MisfitError(f"harness {text}: weights {weights!r}, want {harness}@policy or {harness}@start")
     return System(text, harness, cast(Weights, weights or "policy"))
 
 
 def _known(kind: str, name: str, known: Sequence[str]) -> None:
     if name not in known:
-        raise GridError(unknown(kind, name, known))
+        raise MisfitError(unknown(kind, name, known))

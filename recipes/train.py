@@ -26,7 +26,7 @@ from recipes.ppo_run import Kind, Scores, run_ppo
 from recipes.report import print_table, write_report
 from recipes.roles import Weights
 from recipes.session import Session, session
-from recipes.verifying import verifiers_of
+from recipes.verifying import fitting, verifiers_of
 from rewards.parl import Spawning, parl, spawning
 from rewards.table import table_scores
 from rewards.verifiers import failures, verified
@@ -57,7 +57,12 @@ class TableJob:
     def draw(self, iteration: int) -> tuple[list[Task], list[int]]:
         recipe = self.session.recipe
         seed = derive(recipe.seed, "tasks", iteration)
-        drawn = self.session.tasks.draw("train", recipe.episodes // recipe.group, seed, rows=recipe.tasks.rows)
+        drawn = fitting(
+            "table",
+            lambda n: self.session.tasks.draw("train", n, seed, rows=recipe.tasks.rows),
+            recipe.episodes // recipe.group,
+            {recipe.verifier: self.verifier},
+        )
         rng = random.Random(derive(seed, "budgets"))
         low, high = (math.log(b) for b in recipe.tasks.budget)
         budgets = [round(math.exp(rng.uniform(low, high))) for _ in drawn]
@@ -67,18 +72,7 @@ class TableJob:
         return self.runner
 
     async def rewarded(self, raw: Sequence[Rollout], step: int) -> tuple[list[Rollout], Scores, str]:
-        recipe, main = self.session.recipe, self.verifier.main
-        verdicts = await verified(self.verifier, raw, at_once=recipe.judging.at_once)
-        rollouts = [parl(r, v.scores.get(main), recipe.parl, step) for r, v in zip(raw, verdicts, strict=True)]
-        lambdas = recipe.parl.lambdas(step)
-        pairs = zip(raw, verdicts, strict=True)
-        scores = [v.scores if "row_f1" in v.scores else table_scores(r.task, r.table) for r, v in pairs]
-        m = {**rollout_metrics(rollouts, scores), **verdict_metrics(verdicts), **harness_metrics(rollouts, scores)}
-        line = (
-            f"item-F1 {m['rollout/item_f1']:.3f}, {m['rollout/critical_steps']:.1f} critical steps, "
-            f"width {m['rollout/width']:.1f}, spawned in {m['rollout/spawn_rate']:.0%}"
-        )
-        return rollouts, {**m, "reward/lambda_parallel": lambdas[0], "reward/lambda_finish": lambdas[1]}, line
+        return await rewarded(self.session.recipe, self.verifier, raw, step)
 
     async def quick(self) -> Scores:
         return await quick(self.session, self.harness(), self.session.recipe.evaluation.during)
@@ -121,7 +115,9 @@ class TableJob:
 async def _open(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> AsyncGenerator[TableJob]:
     async with session(recipe, tokenizer) as s, trained(s) as runner:
         verifiers = await verifiers_of([recipe.verifier], recipe.judging, s.engines)
-        yield TableJob(s, runner, verifiers[recipe.verifier], blocks_of(s), await s.checksums())
+        job = TableJob(s, runner, verifiers[recipe.verifier], blocks_of(s), await s.checksums())
+        job.draw(0)  # tasks that the world lacks, or the verifier misfits, are refused before anything is trained
+        yield job
 
 
 def _report(out: Path, console: Console) -> dict[str, Any]:
@@ -132,6 +128,23 @@ def _report(out: Path, console: Console) -> dict[str, Any]:
 
 
 TABLES: Kind[Recipe] = Kind(_open, episodes_of, _report)
+
+
+async def rewarded(
+    recipe: Recipe, verifier: Verifier, raw: Sequence[Rollout], step: int
+) -> tuple[list[Rollout], Scores, str]:
+    """See `Job.rewarded`. A rollout that the verifier has no score of has no reward, and is left out of the loss."""
+    verdicts = await verified(verifier, raw, at_once=recipe.judging.at_once)
+    pairs = list(zip(raw, verdicts, strict=True))
+    rollouts = [parl(r, v.scores.get(verifier.main), recipe.parl, step) for r, v in pairs]
+    scores = [v.scores if "row_f1" in v.scores else table_scores(r.task, r.table) for r, v in pairs]
+    lambdas = recipe.parl.lambdas(step)
+    m = {**verdict_metrics(verdicts), **rollout_metrics(rollouts, scores), **harness_metrics(rollouts, scores)}
+    line = (
+        f"item-F1 {m['rollout/item_f1']:.3f}, {m['rollout/critical_steps']:.1f} critical steps, "
+        f"width {m['rollout/width']:.1f}, spawned in {m['rollout/spawn_rate']:.0%}"
+    )
+    return rollouts, {**m, "reward/lambda_parallel": lambdas[0], "reward/lambda_finish": lambdas[1]}, line
 
 
 def rollout_metrics(rollouts: Sequence[Rollout], scores: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -180,8 +193,8 @@ def mean_reward(rollouts: Iterable[Rollout]) -> float:
 
 
 def verdict_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """What rollouts that did not fail have no score of, by kind, under `count/no_verdict_`; and under `verdict/` the
-    means of the scores that the verifier gave."""
+    """Means of the verifier's scores, under `verdict/`; and how many rollouts that did not fail have none, by kind,
+    under `count/no_verdict_`."""
     scores: dict[str, list[float]] = defaultdict(list)
     for verdict in verdicts:
         for name, score in verdict.scores.items():
