@@ -24,6 +24,7 @@ from recipes import trail_episodes
 from recipes.config import SHIPPED, Limits, Training
 from recipes.engines import Engines, open_engines
 from recipes.ppo_run import Kind, Scores, run_ppo
+from recipes.publish import Publish, check_best
 from recipes.roles import Weights
 from recipes.session import CACHE, load_tokenizer, roll_out, threads_of
 from recipes.trail_episodes import FILE, TrailEpisode
@@ -73,10 +74,12 @@ class Compaction(Training):
     trails: TrailConfig = TRAILS
     main: Limits = WINDOW
     evaluation: TrailEvaluation = field(default_factory=TrailEvaluation)
+    publish: Publish = field(default_factory=lambda: Publish(best="eval/score"))
 
     def __post_init__(self) -> None:
         Training.__post_init__(self)
         self.check_temperature(self.main)
+        check_best(self.publish, ("eval/score", "eval/success"))
 
 
 def compaction_run() -> Compaction:

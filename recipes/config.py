@@ -14,6 +14,7 @@ from envs.world import WorldConfig
 from orchestrator.tools import SpawnLimits
 from recipes.judging import Judging, VerifierName, check_shares
 from recipes.placement import EngineKind, Placement, Serving
+from recipes.publish import Publish, check_best
 from recipes.roles import RoleSettings, Swaps, Weights, check_swaps
 from rewards.parl import ParlConfig
 from swarm.context import ContextPolicy
@@ -92,7 +93,8 @@ class Training:
 
     An iteration is `episodes` rollouts, `group` of each task. `at_once` bounds the root agents that run
     together, `threads` the cores (0: all). Every `quick_every` iterations a short evaluation is made. `engine`,
-    `serving` and `placement` say where it all runs, `judging` who judges what rules cannot.
+    `serving` and `placement` say where it all runs, `judging` who judges what rules cannot, `publish` which
+    checkpoints are kept.
     """
 
     seed: int = 0
@@ -109,6 +111,7 @@ class Training:
     serving: Serving = field(default_factory=Serving)
     placement: Placement = field(default_factory=Placement)
     judging: Judging = field(default_factory=Judging)
+    publish: Publish = field(default_factory=Publish)
     wandb: Literal["offline", "online", "disabled"] = "offline"
 
     def __post_init__(self) -> None:
@@ -158,6 +161,7 @@ class Recipe(Training):
 
     def __post_init__(self) -> None:
         Training.__post_init__(self)
+        check_best(self.publish, ("eval/item_f1", "eval/finish_rate"))
         self.check_temperature(self.main)
         check_swaps(self.swaps, self.iterations)
         check_shares("harnesses", self.harnesses)

@@ -33,6 +33,7 @@ from recipes.config import Training
 from recipes.learning import Learning, open_learner
 from recipes.overrides import to_json
 from recipes.progress import Progress
+from recipes.publish import Shelf, due
 from recipes.remote import Rolling, open_workers, publish, requests_of
 from recipes.roles import Weights
 from recipes.session import load_checkpoint, load_tokenizer, roll_out, warn_of_bf16
@@ -113,6 +114,7 @@ class _Run(Generic[R]):
 
     recipe: R
     job: Job
+    shelf: Shelf
     casts: CastBook
     workers: Cluster | None
     learner: Learning
@@ -146,6 +148,8 @@ async def _train(recipe: R, run: RunDir, kind: Kind[R], console: Console) -> Non
         check_tokenizer(recipe.start, teacher.path)
     policy, start_sha = load_checkpoint(recipe.start)
     tokenizer = load_tokenizer(recipe.start)
+    shelf = Shelf(recipe.publish, run.path, to_json(recipe), tokenizer)
+    shelf.check()
     started = perf_counter()
     phases = {"start": 1, "ppo": recipe.iterations * recipe.episodes, "evaluation": kind.evaluations(recipe)}
     with (
@@ -154,15 +158,15 @@ async def _train(recipe: R, run: RunDir, kind: Kind[R], console: Console) -> Non
         Tracker(run.path, recipe.wandb, to_json(recipe), console) as tracker,
     ):
         progress.begin("start")
-        at, before = _resume(run, learner)
+        at, before, best = _resume(run, learner)
         async with open_workers(kind.open, recipe) as workers, kind.open(recipe, tokenizer) as job:
             await _publish(recipe, job, workers, learner)
             progress.begin("ppo")
             progress.skip("ppo", at * recipe.episodes)
             slots = trio.Semaphore(1 + recipe.ppo.max_staleness)
             casts = CastBook(run.path, job.recipe_cast)
-            parts = _Run(recipe, job, casts, workers, learner, run, progress, tracker, console, slots)
-            await _iterations(parts, at, before - started)
+            parts = _Run(recipe, job, shelf, casts, workers, learner, run, progress, tracker, console, slots)
+            await _iterations(parts, at, before - started, best)
             await job.recast(await trio.to_thread.run_sync(casts.at, recipe.iterations))
             save(policy, tokenizer, run.path / "policy", learner.updates, learner.weights())
             progress.begin("evaluation")
@@ -172,19 +176,19 @@ async def _train(recipe: R, run: RunDir, kind: Kind[R], console: Console) -> Non
     (run.path / "summary.json").write_text(json.dumps({**more, **spent}, indent=1) + "\n")
 
 
-def _resume(run: RunDir, learner: Learning) -> tuple[int, float]:
-    """Iterations that are behind us, and seconds; what was logged beyond the checkpoint is dropped."""
+def _resume(run: RunDir, learner: Learning) -> tuple[int, float, float | None]:
+    """Iterations that are behind us, seconds, the best score so far; what was logged past the checkpoint is dropped."""
     folder = latest(run.path / "checkpoints")
     if folder is None:
         run.rewind(0)
-        return 0, 0.0
+        return 0, 0.0, None
     state = load_state(folder)
     learner.load_state_dict(state["learner"])
     run.rewind(state["iteration"])
-    return state["iteration"], state["seconds"]
+    return state["iteration"], state["seconds"], state["best"]
 
 
-async def _iterations(parts: _Run[R], at: int, offset: float) -> None:
+async def _iterations(parts: _Run[R], at: int, offset: float, best: float | None) -> None:
     """All iterations from `at` on. `offset` + the clock is the time that the run has taken."""
     send, receive = trio.open_memory_channel[_Collected](parts.recipe.ppo.max_staleness)
     async with trio.open_nursery() as nursery:
@@ -195,10 +199,24 @@ async def _iterations(parts: _Run[R], at: int, offset: float) -> None:
                 metrics |= await parts.job.quick()
             parts.run.log(metrics)
             parts.tracker.log(metrics, k)
+            best = await _shelve(parts, k + 1, metrics, best)
             if _due(k, parts.recipe, parts.recipe.checkpoint_every):
-                state = {"learner": parts.learner.state_dict(), "iteration": k + 1, "seconds": offset + perf_counter()}
+                spent = {"iteration": k + 1, "seconds": offset + perf_counter()}
+                state = {"learner": parts.learner.state_dict(), "best": best, **spent}
                 save_state(parts.run.path / "checkpoints" / f"step_{k + 1:06d}", state)
             parts.slots.release()
+
+
+async def _shelve(parts: _Run[R], iteration: int, metrics: Mapping[str, Any], best: float | None) -> float | None:
+    """Publishes what the recipe's rules say of this iteration. Returns the best score so far."""
+    learner = parts.learner
+    names, best = due(parts.recipe.publish, iteration, parts.recipe.iterations, metrics, best)
+    if names:
+        put = partial(parts.shelf.put, names, iteration, metrics, learner.policy, learner.weights(), learner.updates)
+        # In a thread of its own, like an update.
+        stored = await trio.to_thread.run_sync(put)
+        parts.console.print(f"iteration {iteration} published: {escape(', '.join(stored.names))}", highlight=False)
+    return best
 
 
 def _due(k: int, recipe: Training, every: int) -> bool:
