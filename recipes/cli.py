@@ -1,4 +1,4 @@
-"""The command `swarm-rl`: train, plan, doctor, eval, report, compare, tasks, score.
+"""The command `swarm-rl`: train, plan, doctor, eval, report, compare, checkpoints, tasks, score.
 
 Whatever a user can get wrong ends as one line on stderr and exit code 2, Ctrl-C as one line and 130;
 a traceback is a bug. Not here: what the commands do (each calls one function), and the fields of
@@ -19,6 +19,7 @@ from rich.console import Console
 
 from recipes.ablations import serial_collapse, serial_collapse_parl, spurious, spurious_finish
 from recipes.arguments import UsageError, parser_of, unknown
+from recipes.checkpoints import checkpoints_command
 from recipes.cold_start import cold_start, cold_start_polish, cold_start_sloppy, fit
 from recipes.compaction import TRAIL_RUNS, compaction_run, run_compaction
 from recipes.compaction_report import is_study, report_study
@@ -39,6 +40,7 @@ from recipes.train import TABLES, train
 from recipes.verifying import MisfitError
 from recipes.wide_search import single_agent, wide_search
 from rewards.widesearch.cli import score_main
+from subagents.roster import RosterError
 from swarm.folders import CheckpointError
 from swarm.rl.ranks import LearnerLost
 from swarm.rundir import RunDirError, read_recipe
@@ -58,6 +60,7 @@ Train an orchestrator that spawns frozen subagents, and measure it.
   swap RUN        run over other subagents, or under other orchestrators, and tell what changes
   roster RUN      show who a run's subagents were and are; swap them while it trains
   compare OUT     compare finished runs, several seeds of each recipe
+  checkpoints     the store of checkpoints: list, show, publish, add, verify, pin, delete
   tasks           count, show and export the tasks of the world
   score           score a response with the WideSearch scorer
 
@@ -139,12 +142,17 @@ def _dispatch(argv: list[str], recipes: Mapping[str, Entry]) -> int:
             return roster_command(rest, console)
         case "compare":
             return compare_command(rest, console)
+        case "checkpoints":
+            return checkpoints_command(rest, console)
         case "tasks":
             return tasks_command(rest, console)
         case "score":
             return score_main(rest)
         case _:
-            commands = ("train", "plan", "doctor", "eval", "report", "swap", "roster", "compare", "tasks", "score")
+            commands = (
+                *("train", "plan", "doctor", "eval", "report", "swap", "roster", "compare"),
+                *("checkpoints", "tasks", "score"),
+            )
             raise UsageError(unknown("command", command, commands))
 
 
