@@ -164,7 +164,7 @@ class Recipe(Training):
         check_best(self.publish, ("eval/item_f1", "eval/finish_rate"))
         self.check_temperature(self.main)
         check_swaps(self.swaps, self.iterations)
-        check_shares("harnesses", self.harnesses)
+        check_shares("harnesses", {**self.harnesses})
         for name in self.harnesses:
             if why := self.misfit(name):
                 raise ValueError(f"recipe: harnesses has {name!r}, which does not fit: {why}")

@@ -45,7 +45,7 @@ def _single(s: Session) -> Runner:
     return replace(s.builder.single(s.engine), context=ContextPolicy())
 
 
-HARNESSES: Mapping[HarnessName, Way] = {
+HARNESSES: dict[HarnessName, Way] = {
     "orchestrator": native(Session.swarm),
     "single": native(_single),
     "compaction": native(_rewriting),
@@ -95,14 +95,16 @@ class Mixed:
 
 
 @asynccontextmanager
-async def trained(s: Session, ways: Mapping[str, Way] = HARNESSES) -> AsyncGenerator[Runner]:
+async def trained(s: Session, ways: Mapping[HarnessName, Way] = HARNESSES) -> AsyncGenerator[Runner]:
     """What the recipe is trained through: its own harness, or the mixture that it names."""
     if not s.recipe.harnesses:
         yield s.harness()
         return
     async with AsyncExitStack() as stack:
-        runners = {name: await stack.enter_async_context(ways[name](s)) for name in s.recipe.harnesses}
-        yield Mixed(runners, s.recipe.harnesses)
+        runners: dict[str, Runner] = {
+            name: await stack.enter_async_context(ways[name](s)) for name in s.recipe.harnesses
+        }
+        yield Mixed(runners, {**s.recipe.harnesses})
 
 
 # --- systems ---------------------------------------------------------------------------
