@@ -12,6 +12,7 @@ Not here: agents (`recipes.gateway`), and what is kept of them (`swarm.dialogue`
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -19,7 +20,6 @@ from hashlib import sha256
 from secrets import token_hex, token_urlsafe
 from typing import Any, cast
 
-import trio
 from hypercorn.config import Config
 from hypercorn.trio import serve  # pyright: ignore[reportUnknownVariableType]
 from starlette.applications import Starlette
@@ -30,6 +30,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from swarm.chat_json import signature
+from swarm.engine.settle import running
 from swarm.gateway_asked import Asked, Refusal, json_object, read_chat, read_text
 from swarm.gateway_guest import Guest
 from swarm.gateway_http import Telling, body_of, gone, no_route, refused, while_there
@@ -143,16 +144,15 @@ async def serving(gateway: Gateway, host: str = "127.0.0.1", port: int = 0) -> A
 
     Raises OSError where the address cannot be had.
     """
-    config = Config()
-    config.bind = [f"{host}:{port}"]
-    config.loglevel = "ERROR"
-    config.keep_alive_timeout = _IDLE_SECONDS
-    async with trio.open_nursery() as nursery:
-        [gateway.address] = await nursery.start(partial(serve, cast(Any, gateway.app), config))
-        try:
+    with socket.create_server((host, port)) as listening:
+        name, number = listening.getsockname()[:2]
+        gateway.address = f"http://{name}:{number}"
+        config = Config()
+        config.bind = [f"fd://{listening.detach()}"]
+        config.loglevel = "ERROR"
+        config.keep_alive_timeout = _IDLE_SECONDS
+        async with running(partial(serve, cast(Any, gateway.app), config)):
             yield gateway
-        finally:
-            nursery.cancel_scope.cancel()
 
 
 def _filed(key: str) -> bytes:

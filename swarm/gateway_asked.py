@@ -66,6 +66,7 @@ class Asked(Struct, frozen=True):
     stream: bool = False
     usage: bool = False
     logprobs: bool = False
+    strict: bool = False
 
 
 def read_chat(body: bytes, model: str, own: Sampling) -> Asked:
@@ -74,14 +75,15 @@ def read_chat(body: bytes, model: str, own: Sampling) -> Asked:
     messages = _list(fields, "messages")
     if not messages:
         raise _wrong("messages", "[]", "one message or more")
-    tools = [_tool(f"tools.{k}", tool) for k, tool in enumerate(_list(fields, "tools"))]
+    found = [_tool(f"tools.{k}", tool) for k, tool in enumerate(_list(fields, "tools"))]
+    tools, strict = tuple(tool for tool, _ in found), any(strict for _, strict in found)
     names = [tool.name for tool in tools]
     if len(set(names)) != len(names):
         raise _wrong("tools", f"the names {', '.join(names)}", "each once")
     limit = "max_completion_tokens" if fields.get("max_completion_tokens") is not None else "max_tokens"
     logprobs = _flag(fields, "logprobs")
     said = tuple(_message(f"messages.{k}", m) for k, m in enumerate(messages))
-    return _asked(fields, own, limit, Asked(own, said, tuple(tools), logprobs=logprobs))
+    return _asked(fields, own, limit, Asked(own, said, tools, logprobs=logprobs, strict=strict))
 
 
 def read_text(body: bytes, model: str, own: Sampling) -> Asked:
@@ -207,11 +209,13 @@ def _call(at: str, value: object) -> tuple[str, ToolCall]:
     return _text(f"{at}.id", fields.get("id")), call
 
 
-def _tool(at: str, value: object) -> ToolSpec:
+def _tool(at: str, value: object) -> tuple[ToolSpec, bool]:
+    """The tool, and whether it is a strict one."""
     function = _function(at, cast(dict[str, Any], value) if isinstance(value, dict) else {})
     for name, content in function.items():
-        if name not in ("name", "description", "parameters") and content not in (None, False):
-            raise Refusal(400, f"{at}.function.{name}: not supported here", param=f"{at}.function.{name}")
+        if name not in ("name", "description", "parameters", "strict") and content not in _NOTHING:
+            at = f"{at}.function.{name}"
+            raise Refusal(400, f"{at}: not supported here", param=at, code="unsupported_parameter")
     name = _text(f"{at}.function.name", function.get("name"))
     if not _NAME.fullmatch(name):
         raise _wrong(f"{at}.function.name", _shown(name), f"a name like {_NAME.pattern}")
@@ -219,7 +223,7 @@ def _tool(at: str, value: object) -> ToolSpec:
     if not isinstance(schema, dict):
         raise _wrong(f"{at}.function.parameters", _shown(schema), "a JSON schema")
     description = _text(f"{at}.function.description", function.get("description") or "")
-    return ToolSpec(name, description, cast(dict[str, Any], schema))
+    return ToolSpec(name, description, cast(dict[str, Any], schema)), _flag(function, "strict")
 
 
 def _function(at: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:

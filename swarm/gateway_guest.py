@@ -1,30 +1,41 @@
 """A rollout at the gateway: what its agent may ask of the policy, and the tools of its world.
 
-Rows that the policy writes and handles that it is shown are kept in a workspace, as in the native loop. Nothing is
-raised for an agent's mistakes: it gets a refusal. Not here: keys and HTTP (`swarm.gateway`).
+Rows that the policy writes and handles that it is shown are kept in a workspace, as in the native loop. A call of a
+tool is known for the policy's own by what it says, so that a subagent costs the turn that asked for it; an agent that
+calls one by itself is refused. Nothing is raised for an agent's mistakes. Not here: keys and HTTP (`swarm.gateway`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from string import ascii_lowercase
 from typing import Any
 
 import trio
+from msgspec import Struct
 
 from swarm.calls import prepare, run_all
 from swarm.chat import Chat
 from swarm.dialogue import DialogueError, Dialogues, Reply
 from swarm.gateway_asked import Asked, Refusal
 from swarm.tools import CallContext, Tool
-from swarm.types import Artifact, EngineError, Rollout, Sampling, Status, Task, ToolCall, Turn
+from swarm.types import Artifact, EngineError, Rollout, Sampling, Status, Task, ToolCall, ToolSpec, Turn
 from swarm.workspace import Workspace
 
 _OVER = {
     "budget": ("the rollout has no steps left, want an answer from what there is", "budget_exhausted"),
     "context": ("the context is longer than the rollout's may be, want shorter messages", "context_length_exceeded"),
 }
+
+
+class _Issued(Struct, frozen=True):
+    """A call of the policy's that has not been run, and its place among all of the rollout."""
+
+    index: int
+    name: str
+    call: ToolCall
 
 
 class Guest:
@@ -34,7 +45,9 @@ class Guest:
         self.tools: Mapping[str, Tool] = {tool.spec.name: tool for tool in tools}
         self.workspace = workspace_of(dialogues.task)
         self._dialogues, self._seed = dialogues, seed
-        self._called = 0
+        self._calls = 0
+        self._issued: list[_Issued] = []
+        self._children: list[tuple[int, Rollout]] = []
         self._scopes: set[trio.CancelScope] = set()
 
     @property
@@ -49,7 +62,8 @@ class Guest:
         """What the policy says, or why it says nothing."""
         try:
             if asked.prompt is None:
-                reply = await self._dialogues.reply(asked.messages, asked.tools, asked.sampling)
+                tools = [self._priced(tool) for tool in asked.tools]
+                reply = await self._dialogues.reply(asked.messages, tools, asked.sampling)
             else:
                 reply = await self._dialogues.complete(asked.prompt, asked.sampling)
         except DialogueError as e:
@@ -60,26 +74,55 @@ class Guest:
             message, code = _OVER[reply.over]
             return Refusal(400, message, code=code)
         self.workspace = self.workspace.written(reply.turn.content)
+        self._issue(reply)
+        self._dialogues.count("strict_not_enforced", int(asked.strict))
         return reply
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
         """What a tool answers, as the policy would read it, and the kind of error or nothing."""
-        index, self._called = self._called, self._called + 1
-        left = max(1, self._dialogues.left)  # the turn that asked for the call has paid for it
-        caller = CallContext("main", 0, index, self._seed, left, self._dialogues.task, self.workspace)
-        checked = prepare(self.tools, Turn("", (ToolCall(name, arguments),)), caller)
+        call = ToolCall(name, arguments)
+        issued = next((i for i in self._issued if i.call == call), None)
+        if issued is not None:
+            self._issued.remove(issued)
+        elif not self.tools[name].spec.ordinary:
+            return self._failed("not_asked_for", f"error: the policy did not call {name} with these arguments")
+        else:
+            issued = self._numbered("", call)
+        left = max(1, self._dialogues.left)  # the turn has paid for its calls
+        caller = CallContext("main", 0, issued.index, self._seed, left, self._dialogues.task, self.workspace)
+        checked = prepare(self.tools, Turn("", (call,)), caller)
         self.workspace = checked.workspace
         [result] = await run_all(checked)
         self.workspace, text = self.workspace.show(result.parts)
-        if result.error:
-            self._dialogues.count(result.error)
-        return text, result.error
+        if result.child is not None:
+            self._children.append((issued.index, result.child))
+            self._dialogues.spawned(issued.name, result.child.ledger.critical_steps)
+        return self._failed(result.error, text) if result.error else (text, "")
+
+    def _priced(self, tool: ToolSpec) -> ToolSpec:
+        """Spawning costs no step of its own, whatever the client's list of tools leaves out."""
+        own = self.tools.get(tool.name)
+        return tool if own is None else replace(tool, ordinary=own.spec.ordinary)
+
+    def _issue(self, reply: Reply) -> None:
+        for name, call in zip(reply.said.ids, reply.said.calls, strict=True):
+            self._issued.append(self._numbered(name, call))
+        self._calls += len(reply.turn.malformed)
+
+    def _numbered(self, name: str, call: ToolCall) -> _Issued:
+        self._calls += 1
+        return _Issued(self._calls - 1, name, call)
+
+    def _failed(self, kind: str, text: str) -> tuple[str, str]:
+        self._dialogues.count(kind)
+        return text, kind
 
     def rollout(self, answer: str, status: Status, error: str = "") -> Rollout:
         """What was recorded, with the table that the answer hands in; of an agent that was cut, the rows it wrote."""
         self.workspace = self.workspace.written(answer)
         table = self.workspace.rows if status == "truncated" else self.workspace.table(answer)
-        return self._dialogues.rollout(answer, table, status, error)
+        children = tuple(child for _, child in sorted(self._children, key=lambda c: c[0]))
+        return replace(self._dialogues.rollout(answer, table, status, error), children=children)
 
     @contextmanager
     def visit(self, scope: trio.CancelScope) -> Generator[None]:
