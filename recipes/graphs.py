@@ -35,7 +35,7 @@ def react(model: GraphModel, tools: Sequence[GraphTool]) -> Graph:
     return create_agent(model, list(tools))
 
 
-@tool
+@tool(extras={"ordinary": False})
 def hand_over(prompt: str) -> str:
     """Have a worker do a part of the task. Hand over several parts at once: they are done in parallel."""
     raise NotImplementedError("run by a worker node")

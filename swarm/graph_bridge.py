@@ -99,8 +99,13 @@ class Desk:
     def _take(self, work: Work[T], future: Future[T]) -> None:
         if self._closed:
             future.cancel()
+            return
+        try:
+            begun = work()
+        except Exception as error:  # handed over whole to the thread that waits, which raises it
+            _settle(future.set_exception, error)
         else:
-            self._nursery.start_soon(self._do, work(), future)
+            self._nursery.start_soon(self._do, begun, future)
 
     async def _do(self, work: Awaitable[T], future: Future[T]) -> None:
         with trio.CancelScope() as scope:
@@ -110,7 +115,7 @@ class Desk:
             except trio.Cancelled:
                 future.cancel()
                 raise
-            except Exception as error:  # handed over whole to the thread that waits, which raises it
+            except Exception as error:
                 _settle(future.set_exception, error)
             else:
                 _settle(future.set_result, result)
@@ -135,4 +140,8 @@ def _forever(loop: asyncio.AbstractEventLoop) -> None:
     try:
         loop.run_forever()
     finally:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         loop.close()

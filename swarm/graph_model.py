@@ -43,7 +43,6 @@ from pydantic import BaseModel, ValidationError
 from swarm.dialogue import DialogueError, Over, Reply, Said
 from swarm.graph_bridge import Desk
 from swarm.graph_rollout import Underway
-from swarm.loop import Harness
 from swarm.types import ToolCall, ToolSpec
 
 __all__ = ["BadOutput", "BudgetSpent", "GraphModel", "GraphTool", "Serving", "answer_of", "opening", "tool_of"]
@@ -107,7 +106,8 @@ class GraphModel(BaseChatModel):
 
     How it samples is the runner's to say; of a call's options it takes `max_tokens`, and refuses all others with
     ValueError. A tool choice is what the policy is shown (all tools, none, the one that is named), never a
-    constraint: a token that was forced would not be the policy's own.
+    constraint: a token that was forced would not be the policy's own. A call of a graph's own tool costs a step, unless
+    the tool is made with `extras={"ordinary": False}`, as one is that hands work to another agent.
     """
 
     cache: bool | None = False  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -121,7 +121,7 @@ class GraphModel(BaseChatModel):
         self, tools: Tools, *, tool_choice: str | bool | None = None, **kwargs: Any
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """The model with these tools. `tool_choice`: auto, any, required, none or a tool's name."""
-        shown = [_openai_tool(tool) for tool in tools]
+        shown = [_shown(tool) for tool in tools]
         names = [t["function"]["name"] for t in shown]
         if isinstance(tool_choice, str) and tool_choice not in ("auto", "any", "required", "none", *names):
             raise ValueError(f"tool_choice = {tool_choice!r}, want auto, any, required, none or one of {names}")
@@ -185,12 +185,15 @@ class GraphModel(BaseChatModel):
         yield from _chunks(self._generate(messages, stop, **kwargs))
 
 
-def _openai_tool(tool: Mapping[str, Any] | type | Callable[..., Any] | BaseTool) -> dict[str, Any]:
-    if isinstance(tool, GraphTool):  # as its specification has it, nothing added
+def _shown(tool: Mapping[str, Any] | type | Callable[..., Any] | BaseTool) -> dict[str, Any]:
+    """A tool in OpenAI's form, ours as its specification has it; with `ordinary` as in `ToolSpec`."""
+    if isinstance(tool, GraphTool):
         spec = tool.spec
-        return {"type": "function", "function": {"name": spec.name, "description": spec.description,
-                                                 "parameters": spec.parameters}}  # fmt: skip
-    return convert_to_openai_tool(cast(Any, tool))
+        function = {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
+        return {"type": "function", "function": function, "ordinary": spec.ordinary}
+    extras = tool.extras if isinstance(tool, BaseTool) else None
+    shown = convert_to_openai_tool(cast(Any, tool))
+    return {**shown, "ordinary": (extras or {}).get("ordinary", True)}
 
 
 def _request(
@@ -201,16 +204,15 @@ def _request(
     if unknown:
         raise ValueError(f"model: {', '.join(sorted(unknown))} given by the graph, want sampling left to the runner")
     harness = serving.rollout.harness
-    tools = [_spec(t["function"], harness) for t in options.get("tools", ())]
+    tools = [_spec(shown) for shown in options.get("tools", ())]
     most = options.get("max_tokens") or harness.sampling.max_tokens
     return partial(serving.rollout.reply, _told(messages, serving), tools, most)
 
 
-def _spec(function: Mapping[str, Any], harness: Harness) -> ToolSpec:
-    """Our own tool's specification, or that of a tool of the graph's."""
-    own = harness.by_name.get(function["name"])
+def _spec(shown: Mapping[str, Any]) -> ToolSpec:
+    function = shown["function"]
     parameters = function.get("parameters", {"type": "object", "properties": {}})
-    return own.spec if own else ToolSpec(function["name"], function.get("description", ""), parameters)
+    return ToolSpec(function["name"], function.get("description", ""), parameters, shown.get("ordinary", True))
 
 
 def _result(reply: Reply, serving: Serving, messages: Sequence[BaseMessage]) -> ChatResult:

@@ -1,0 +1,61 @@
+"""What the tests of graphs share: runners over scripted agents, and small graphs. Not a test itself."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Annotated, Any, TypedDict
+
+from langchain_core.messages import AnyMessage
+from langgraph.graph import END, START, StateGraph
+
+from swarm.graph_bridge import Loop
+from swarm.graph_model import GraphModel
+from swarm.graphs import GraphOf, GraphRunner
+from swarm.loop import Harness
+from swarm.types import Ledger, Rollout
+from tests.swarm_cases import TASK
+
+LOOP = Loop()
+"""One thread for all tests."""
+
+
+class Talk(TypedDict):
+    messages: Annotated[list[AnyMessage], operator.add]
+
+
+Node = Callable[[Talk], Awaitable[dict[str, Any]] | dict[str, Any]]
+
+
+def of_nodes(nodes_of: Callable[[GraphModel, Any], dict[str, Node]]) -> GraphOf:
+    """A graph whose nodes all run at once."""
+
+    def graph_of(model: GraphModel, tools: Any) -> Any:
+        graph = StateGraph(Talk)
+        for name, node in nodes_of(model, tools).items():
+            graph.add_node(name, node)  # type: ignore[call-overload]
+            graph.add_edge(START, name)
+            graph.add_edge(name, END)
+        return graph.compile()
+
+    return graph_of
+
+
+def of_node(node_of: Callable[[GraphModel, Any], Node]) -> GraphOf:
+    return of_nodes(lambda model, tools: {"node": node_of(model, tools)})
+
+
+def runner(graph_of: GraphOf, harness: Harness, **options: Any) -> GraphRunner:
+    return GraphRunner(graph_of, harness, loop=LOOP, **options)
+
+
+async def rolled(graph_of: GraphOf, harness: Harness, seed: int = 1, **options: Any) -> Rollout:
+    return await runner(graph_of, harness, **options).roll(TASK, seed, harness.budget)
+
+
+def timeless(r: Rollout) -> Rollout:
+    """The rollout without the seconds that it took."""
+    ledger = Ledger(r.ledger.stages, r.ledger.tokens_prompt, r.ledger.tokens_cached, r.ledger.tokens_sampled,
+                    counts=dict(r.ledger.counts))  # fmt: skip
+    return replace(r, ledger=ledger, children=tuple(timeless(c) for c in r.children))
