@@ -23,6 +23,7 @@ from recipes.session import load_checkpoint, threads_of
 from swarm.checkpoint import filed
 from swarm.cluster import RayRanks
 from swarm.rl.batch import collect
+from swarm.rl.credit import Credit
 from swarm.rl.group import LearnerGroup, Rank, local_group
 from swarm.rl.learner import Learner
 from swarm.rl.ppo import Metrics
@@ -41,6 +42,11 @@ class Learning(Protocol):
 
     @property
     def updates(self) -> int: ...
+
+    @property
+    def credit(self) -> Credit | None:
+        """What the last update made of each token."""
+        ...
 
     def learn(self, rollouts: Sequence[Rollout]) -> Metrics:
         """One update; blocks while it lasts."""
@@ -73,6 +79,10 @@ class Alone:
     def updates(self) -> int:
         return self.learner.updates
 
+    @property
+    def credit(self) -> Credit | None:
+        return self.learner.credit
+
     def learn(self, rollouts: Sequence[Rollout]) -> Metrics:
         return self.learner.update(collect(rollouts, self.learner.config.truncated, self.learner.oldest))
 
@@ -100,6 +110,10 @@ class Together:
     @property
     def updates(self) -> int:
         return self.group.updates
+
+    @property
+    def credit(self) -> Credit | None:
+        return self.group.credit
 
     def learn(self, rollouts: Sequence[Rollout]) -> Metrics:
         metrics, weights = self.group.update(rollouts)

@@ -42,6 +42,8 @@ from swarm.checkpoint import save
 from swarm.cluster import Cluster
 from swarm.engine.probe import verify
 from swarm.records import write as write_records
+from swarm.rl.credit import path_of
+from swarm.rl.credit import write as write_credit
 from swarm.rl.distill import check_tokenizer
 from swarm.rl.ppo import Metrics
 from swarm.rundir import RunDir
@@ -262,6 +264,8 @@ async def _learn(parts: _Run[R], k: int, collected: _Collected) -> dict[str, Any
     records = parts.run.path / "rollouts" / f"iteration_{k + 1:04d}.rollouts"
     records.unlink(missing_ok=True)
     write_records(records, collected.rollouts)
+    if learner.credit is not None:
+        write_credit(path_of(records), learner.credit)
     parts.progress.note(collected.line)
     for alarm in update.alarms:
         parts.console.print(f"[yellow]iteration {k + 1}: {escape(alarm)}[/yellow]", highlight=False)

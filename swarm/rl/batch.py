@@ -28,7 +28,7 @@ class Batch:
     counts a rollout's turns from 0, `steps_N` has the critical steps of the token's turn (None where a ledger
     has not one stage a turn). `reward_R` arrives on a rollout's last action token. `cut_row_R` is the row at whose
     end a truncated rollout is bootstrapped, -1 for one that terminated. Rollouts of one task share a `group_R`;
-    `domains` are their tasks'.
+    `domains` are their tasks'. `kept_R` are their places among all rollouts, left out ones included.
     """
 
     rows: Rows
@@ -42,6 +42,7 @@ class Batch:
     reward_R: Tensor
     cut_row_R: Tensor
     group_R: Tensor
+    kept_R: Tensor
     domains: tuple[str, ...]
     left_out: Mapping[str, int]
 
@@ -80,6 +81,7 @@ def collect(rollouts: Sequence[Rollout], truncated: Truncated = "bootstrap", old
         reward_R=torch.tensor([_reward(r) for r in kept], dtype=torch.float32),
         cut_row_R=torch.where(cut_R, per_R.cumsum(0) - 1, -1),
         group_R=_groups([r.task.id for r in kept]),
+        kept_R=torch.tensor([k for k, kind in enumerate(kinds) if not kind], dtype=torch.long),
         domains=tuple(r.task.domain for r in kept),
         left_out=dict(Counter(kind for kind in kinds if kind)),
     )

@@ -29,6 +29,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from swarm.rl.adapt import merged_state_dict
 from swarm.rl.batch import collect
+from swarm.rl.credit import Credit
 from swarm.rl.learner import Learner
 from swarm.rl.ppo import Metrics
 from swarm.rl.ranks import LocalRanks, Ranks
@@ -47,13 +48,15 @@ class LearnerGroup:
     """`with LearnerGroup(ranks, 2, seconds=600) as group: metrics, weights = group.update(rollouts)`.
 
     `ranks` are processes with a `Rank` each. They meet and make their learners, the first one's weights being those
-    of all. `seconds` bounds every call. Raises LearnerError; what raises it closes the group.
+    of all. `seconds` bounds every call; `credit` is that of the last update. Raises LearnerError; what raises it closes
+    the group.
     """
 
     def __init__(self, ranks: Ranks, count: int, seconds: float) -> None:
         self._ranks, self._count, self._seconds = ranks, count, seconds
         address = self._call("listen", [()])[0]
         self.step, self.updates = self._call("join", [(address, seconds)] * count)[0]
+        self.credit: Credit | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -67,10 +70,11 @@ class LearnerGroup:
         """Learns from the rollouts; the metrics are of all of them, the weights those of `weights`."""
         parts = shards(rollouts, self._count)
         reports = self._call("update", [([rollouts[k] for k in part],) for part in parts])
-        metrics, weights, self.step, self.updates = reports[0]
+        metrics, _, weights, self.step, self.updates = reports[0]
         left_out = Counter[str]()
         for report in reports:
             left_out.update(report[0].left_out)
+        self.credit = Credit.joined([(part, report[1]) for part, report in zip(parts, reports, strict=True)])
         return replace(metrics, left_out=dict(left_out)), weights
 
     def weights(self) -> dict[str, Tensor]:
@@ -151,11 +155,12 @@ class Rank:
         self._learner = self._factory(Accelerator(cpu=not gpu))
         return self._counts()
 
-    def update(self, rollouts: Sequence[Rollout]) -> tuple[Metrics, dict[str, Tensor] | None, int, int]:
-        """The metrics, the new weights where it is rank 0, the optimizer steps and the updates."""
+    def update(self, rollouts: Sequence[Rollout]) -> tuple[Metrics, Credit, dict[str, Tensor] | None, int, int]:
+        """Metrics and credit, the new weights where it is rank 0, the optimizer steps and the updates."""
         learner = self._made()
         metrics = learner.update(collect(rollouts, learner.config.truncated, learner.oldest))
-        return metrics, self.weights() if self._rank == 0 else None, *self._counts()
+        assert learner.credit is not None
+        return metrics, learner.credit, self.weights() if self._rank == 0 else None, *self._counts()
 
     def weights(self) -> dict[str, Tensor]:
         return _on_cpu(merged_state_dict(self._made().policy))

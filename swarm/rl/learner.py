@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from swarm.checkpoint import filed, weights_sha256
 from swarm.rl.adapt import adapt, adapted, frozen_weights, load_trained, merged_state_dict, trained_state
 from swarm.rl.batch import Batch
+from swarm.rl.credit import Credit
 from swarm.rl.critic import Critic, ValueHead
 from swarm.rl.distill import routed_kl
 from swarm.rl.forward import hidden_states, log_chosen, packs
@@ -38,12 +39,15 @@ from swarm.rl.stepper import Stepper
 from swarm.rl.surrogate import surrogate
 from swarm.seeds import derive
 
+_RATIO = 1 + POLICY_TERMS.index("ratio")
+
 
 class Learner:
     """Policy, critic, their optimizers and the count of updates: `metrics = learner.update(collect(rollouts))`.
 
-    The policy, any causal model, is trained in place. `frozen` holds the models that the configuration's KL term
-    and teachers want. Raises ValueError for a model whose logits are not made as `swarm.rl.head` says.
+    The policy, any causal model, is trained in place. `credit` is that of the last update. `frozen` holds the models
+    that the configuration's KL term and teachers want. Raises ValueError for a model whose logits are not made as
+    `swarm.rl.head` says.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Learner:
         self.policy_stepper = self._stepper(both if shared else self.policy, config.lr)
         self.critic_stepper = self._stepper(self.critic, config.critic_lr)
         self.updates = 0
+        self.credit: Credit | None = None
         same_everywhere(self.accelerator, (*self.policy.parameters(), *self.critic.parameters()))
 
     def _stepper(self, network: nn.Module, lr: float) -> Stepper:
@@ -98,9 +103,11 @@ class Learner:
             self.policy_stepper.reset_moments()
             self.critic_stepper.reset_moments()
         critic, policy = self._critic_passes(batch, signals, warming), None
+        ratio_N = torch.full_like(signals.logp_old_N, math.nan)
         if not warming:
-            policy, joint = self._policy_passes(batch, signals, first_N)
+            policy, joint = self._policy_passes(batch, signals, first_N, ratio_N)
             critic = critic or joint
+        self.credit = Credit.of(batch, signals, ratio_N)
         metrics = metrics_of(self, batch, signals, first_N, critic, policy)
         self.updates += 1
         return metrics
@@ -213,12 +220,14 @@ class Learner:
         epochs = c.critic.warmup_epochs if warming else c.critic.epochs
         return self._passes(self.critic_stepper, batch, epochs, losses, 1)
 
-    def _policy_passes(self, batch: Batch, signals: Signals, first_N: Tensor) -> tuple[Tally, Tally]:
-        """The tally of the policy, and that of the value loss on a shared trunk."""
+    def _policy_passes(self, batch: Batch, signals: Signals, first_N: Tensor, ratio_N: Tensor) -> tuple[Tally, Tally]:
+        """The tally of the policy, and that of the value loss on a shared trunk. Fills in the ratios."""
         begun, known = self.step, self.config.old_logprobs == "recompute"
 
         def losses(micro: MicroBatch) -> Tensor:
-            return self._policy_losses(micro, signals, batch, None if known or self.step > begun else first_N)
+            x_Kn = self._policy_losses(micro, signals, batch, None if known or self.step > begun else first_N)
+            ratio_N[micro.index_n] = x_Kn[_RATIO].detach()
+            return x_Kn
 
         tally = self._passes(self.policy_stepper, batch, self.config.epochs, losses, 1 + len(POLICY_TERMS))
         return tally, Tally(tally.x_KM[-1:], tally.grad_norm)
