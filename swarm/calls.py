@@ -36,6 +36,13 @@ class Checked(Struct, frozen=True):
     ordinary: int
     results: list[ToolResult]
 
+    @property
+    def refused(self) -> tuple[int, ...]:
+        """The places of the calls that are not run."""
+        if len(self.accepted) == len(self.results):
+            return ()
+        return tuple([place for place, result in enumerate(self.results) if result is not _PENDING])
+
 
 def prepare(tools: Mapping[str, Tool], turn: Turn, caller: CallContext) -> Checked:
     """Checks the calls of a turn, one after another.

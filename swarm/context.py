@@ -23,12 +23,11 @@ from typing import Literal
 from msgspec import Struct
 
 from swarm.checks import want
-from swarm.types import ChatFormat, ToolSpec
+from swarm.terms import ContextPolicy, ToolSpec
+from swarm.types import ChatFormat
 
 _want = partial(want, "context")
 
-Kind = Literal["none", "truncation", "compaction"]
-AtLimit = Literal["answer", "cut"]
 Ask = Literal["", "summarize", "answer now"]
 """What the note asks for beside an ordinary turn."""
 
@@ -37,33 +36,6 @@ Move = Literal["go on", "summarize", "truncate", "answer", "cut"]
 
 CONTEXT_RESERVE = 256
 """Tokens kept free for one more observation, so that an agent whose context is never rewritten can answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContextPolicy:
-    """How an agent's context is kept small: `ContextPolicy("compaction", threshold=400, keep=2)`.
-
-    A context of at least `threshold` tokens (with the request for a summary, if there is one) is rewritten before
-    the next turn; the last `keep` steps (turns and their results) stay word for word, fewer if they do not fit
-    under the threshold. The agent's token budget should leave room above the threshold for a turn, its results
-    and a summary of `summary_tokens`. After `limit` rewrites, or when nothing fits, `at_limit` says what happens:
-    "answer" gives one last turn, "cut" truncates. Raises ValueError for values out of range.
-    """
-
-    kind: Kind = "none"
-    threshold: int = 0
-    keep: int = 2
-    summary_tokens: int = 128
-    limit: int = 8
-    at_limit: AtLimit = "answer"
-
-    def __post_init__(self) -> None:
-        _want("kind", self.kind, self.kind in ("none", "truncation", "compaction"), "none, truncation or compaction")
-        _want("threshold", self.threshold, self.kind == "none" or self.threshold > 0, "more than 0 tokens")
-        _want("keep", self.keep, self.keep >= 0, "0 or more")
-        _want("summary_tokens", self.summary_tokens, self.summary_tokens >= 1, "1 or more")
-        _want("limit", self.limit, self.limit >= 0, "0 or more")
-        _want("at_limit", self.at_limit, self.at_limit in ("answer", "cut"), "answer or cut")
 
 
 class Step(Struct, frozen=True, gc=False):

@@ -30,8 +30,10 @@ from msgspec import field as struct_field
 from swarm.calls import prepare, run_all
 from swarm.context import Ask, ContextPolicy, Opening, Step, check_room, closed, fitting, move, note, render
 from swarm.seeds import derive
+from swarm.terms import Setup, Terms
 from swarm.tools import CallContext, Tool
 from swarm.types import (
+    Act,
     Artifact,
     Budget,
     ChatFormat,
@@ -77,6 +79,7 @@ class Harness:
     checkpoint: str = ""
     specs: tuple[ToolSpec, ...] = field(init=False, repr=False, compare=False)
     by_name: Mapping[str, Tool] = field(init=False, repr=False, compare=False)
+    terms: Terms = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         names = [t.spec.name for t in self.tools]
@@ -84,6 +87,7 @@ class Harness:
             raise ValueError(f"harness: tools {names}, want each name once")
         object.__setattr__(self, "specs", tuple(t.spec for t in self.tools))
         object.__setattr__(self, "by_name", dict(zip(names, self.tools, strict=True)))
+        object.__setattr__(self, "terms", Terms(self.specs, self.sampling, self.context, self.scratchpad))
         check_room(self.context, self.budget.tokens, self.sampling.max_tokens)
 
     def fits(self, task: Task) -> str:
@@ -114,7 +118,7 @@ class State(Struct, frozen=True):
 
     `segment` is the context, `past` are those that it replaced, `steps` its last steps, which a rewrite may keep.
     `last`: the next turn is the answer; `summarize`: it is the summary. `spent`: the ledger's critical steps, kept
-    beside it because their sum takes longer with every turn.
+    beside it because their sum takes longer with every turn. `acts`: its turns as they went; `earlier` as in `Setup`.
     """
 
     task: Task
@@ -126,6 +130,7 @@ class State(Struct, frozen=True):
     prompt: str
     segment: Segment
     workspace: Workspace
+    terms: Terms
     ledger: Ledger = struct_field(default_factory=Ledger)
     spent: int = 0
     past: tuple[Segment, ...] = ()
@@ -137,6 +142,8 @@ class State(Struct, frozen=True):
     answer: str = ""
     children: tuple[Rollout, ...] = ()
     checkpoint: str = ""
+    acts: tuple[Act, ...] = ()
+    earlier: tuple[tuple[int, Budget], ...] = ()
 
     @property
     def left(self) -> int:
@@ -166,7 +173,9 @@ def begin(
     lettered = dict(zip(ascii_lowercase, task.names, strict=False))
     workspace = workspace or Workspace((Artifact(task.subject, cells={"text": task.query, **lettered}),))
     frozen = harness.checkpoint
-    state = State(task, agent, depth, seed, budget, system, prompt, Segment(()), workspace, checkpoint=frozen)
+    state = State(
+        task, agent, depth, seed, budget, system, prompt, Segment(()), workspace, harness.terms, checkpoint=frozen
+    )
     return _opened(harness, state, (), "start")
 
 
@@ -185,9 +194,11 @@ async def run(harness: Harness, state: State) -> Rollout:
 def close(state: State) -> Rollout:
     """The rollout of a finished agent. One that was cut hands in the rows that it had written."""
     cut = state.status == "truncated"
+    setup = Setup(state.terms, state.seed, state.depth, state.budget, state.system, state.earlier)
+    segments = (*state.past, state.segment)
     return Rollout(
         task=state.task,
-        trace=Trace(state.agent, (*state.past, state.segment), state.status, state.error, state.checkpoint),
+        trace=Trace(state.agent, segments, state.status, state.error, state.checkpoint, state.acts, setup),
         ledger=state.ledger,
         prompt=state.prompt,
         answer=state.answer,
@@ -199,7 +210,7 @@ def close(state: State) -> Rollout:
 async def step(harness: Harness, state: State) -> State:
     """One turn. An engine's failure ends the agent with status "error"; nothing else is caught."""
     ids = state.segment.ids
-    prompt_tokens, sampling = len(ids), _sampling(harness, state)
+    prompt_tokens, sampling, began = len(ids), _sampling(harness, state), trio.current_time()
     if prompt_tokens + sampling.max_tokens > state.budget.tokens:
         return _cut(state)
     try:
@@ -208,8 +219,9 @@ async def step(harness: Harness, state: State) -> State:
         completion = await answer
     except EngineError as e:
         return structs.replace(state, status="error", error=str(e))
+    act = Act(len(completion.ids), completion.cached, completion.seconds_queued, seconds=trio.current_time() - began)
     turn = harness.chat.parse(completion.ids, harness.specs)
-    state = _said(state, completion, prompt_tokens)
+    state = _said(state, completion, act, prompt_tokens)
     if state.summarize:
         return _summarized(harness, state, completion.ids, turn)
     final = state.last or not (turn.calls or turn.malformed)
@@ -227,7 +239,7 @@ def _cut(state: State) -> State:
     return structs.replace(state, status="truncated", error="context")
 
 
-def _said(state: State, completion: Completion, prompt_tokens: int) -> State:
+def _said(state: State, completion: Completion, act: Act, prompt_tokens: int) -> State:
     ledger = structs.replace(
         state.ledger,
         tokens_prompt=state.ledger.tokens_prompt + prompt_tokens,
@@ -235,7 +247,8 @@ def _said(state: State, completion: Completion, prompt_tokens: int) -> State:
         tokens_sampled=state.ledger.tokens_sampled + len(completion.ids),
         seconds_queued=state.ledger.seconds_queued + completion.seconds_queued,
     )
-    return structs.replace(state, segment=state.segment.extended(*completion.spans), ledger=ledger)
+    segment = state.segment.extended(*completion.spans)
+    return structs.replace(state, segment=segment, ledger=ledger, acts=(*state.acts, act))
 
 
 def _summarized(harness: Harness, state: State, ids: tuple[int, ...], turn: Turn) -> State:
@@ -260,26 +273,36 @@ def _answered(state: State, turn: Turn) -> State:
 async def _act(harness: Harness, state: State, turn: Turn, said: tuple[int, ...], prompt_tokens: int) -> State:
     first = state.ledger.counts.get("calls", 0)
     caller = CallContext(state.agent, state.depth, first, state.seed, state.left - 1, state.task, state.workspace)
-    checked = prepare(harness.by_name, turn, caller)
+    checked, began = prepare(harness.by_name, turn, caller), trio.current_time()
     results = await run_all(checked)
+    calling = trio.current_time() - began
     workspace = checked.workspace
     texts: list[str] = []
-    children: list[Rollout] = []
+    children: dict[int, Rollout] = {}
     counts: dict[str, int] = {}
-    for result in results:
+    for place, result in enumerate(results):
         workspace, text = workspace.show(result.parts)
         texts.append(text)
         if result.child is not None:
-            children.append(result.child)
+            children[place] = result.child
+            results[place] = structs.replace(result, child=None)
         if result.error:
             counts[result.error] = counts.get(result.error, 0) + 1
     counts["calls"] = len(results)
     stage = ONE_STEP
     if children or checked.ordinary > 1:
-        stage = Stage(max(1, checked.ordinary), tuple([c.ledger.critical_steps for c in children]))
+        stage = Stage(max(1, checked.ordinary), tuple([c.ledger.critical_steps for c in children.values()]))
     ledger, spent = _paid(state, stage, counts)
+    act = structs.replace(
+        state.acts[-1], results=tuple(results), children=tuple(children), refused=checked.refused, calling=calling
+    )
     state = structs.replace(
-        state, workspace=workspace, children=(*state.children, *children), ledger=ledger, spent=spent
+        state,
+        workspace=workspace,
+        children=(*state.children, *children.values()),
+        ledger=ledger,
+        spent=spent,
+        acts=(*state.acts[:-1], act),
     )
     return _observed(harness, state, Step(said, tuple(texts)), prompt_tokens + len(said))
 

@@ -20,6 +20,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec import Struct
 
+from swarm.terms import Budget, Sampling, Setup, ToolSpec
+
 SpanKind = Literal["prompt", "sampled", "observed"]
 OpenedBy = Literal["start", "truncation", "compaction", "fork"]
 Finish = Literal["stop", "length"]
@@ -77,12 +79,33 @@ class Segment(Struct, frozen=True, gc=False):
         return Segment((*self.spans, *[s for s in spans if s.ids]), self.opened_by)
 
 
+class Act(Struct, frozen=True, gc=False, omit_defaults=True):
+    """One turn as it went: `Act(17, results=(ToolResult(("created",)), ToolResult(("none",))), children=(1,))`.
+
+    `sampled`: how many ids were said, `cached` and `queued` (seconds) as its `Completion` has them. `results` are what
+    its calls gave back, as it came, without the rollouts of children; these ran for the calls at the places `children`,
+    and those at `refused` were not run. `seconds` passed until it was said, `calling` until all results were there.
+    `given`: the ids of a turn that nobody sampled, put in the agent's mouth by a fork.
+    """
+
+    sampled: int
+    cached: int = 0
+    queued: float = 0.0
+    results: tuple[ToolResult, ...] = ()
+    children: tuple[int, ...] = ()
+    refused: tuple[int, ...] = ()
+    seconds: float = 0.0
+    calling: float = 0.0
+    given: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
     """What one agent saw and said. `agent` is its lineage: `"main"`, `"main/3:reader"`.
 
     `checkpoint`: sha256 of the frozen weights that served it from beginning to end, "" for a policy that is trained,
-    whose spans have versions.
+    whose spans have versions. `acts` has one entry a turn and `setup` how it was run, where the loop ran it: with both
+    it can be replayed (`swarm.replay`).
     """
 
     agent: str
@@ -90,6 +113,8 @@ class Trace:
     status: Status
     error: str = ""
     checkpoint: str = ""
+    acts: tuple[Act, ...] = ()
+    setup: Setup | None = None
 
 
 class Stage(Struct, frozen=True, gc=False):
@@ -196,31 +221,6 @@ class Rollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """Limits of one agent. Steps are critical steps; `tokens` bounds its context; `seconds` is its deadline."""
-
-    critical_steps: int
-    tokens: int
-    seconds: float = 600.0
-
-    def __post_init__(self) -> None:
-        for name in ("critical_steps", "tokens", "seconds"):
-            value = getattr(self, name)
-            if not value > 0:
-                raise ValueError(f"budget: {name} = {value}, want more than 0")
-
-
-class Sampling(Struct, frozen=True, gc=False):
-    """How to sample one turn. Equal `seed` and ids give equal tokens, whatever else is in the batch."""
-
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    stop: tuple[int, ...] = ()
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Completion:
     """What an engine sampled. `ids` ends with the stop token when `finish == "stop"`.
 
@@ -300,19 +300,6 @@ class ServingEngine(Engine, Protocol):
 # --- tools -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
-    """Name, description and JSON schema of the parameters, as they are shown to a model.
-
-    `ordinary` calls cost a step each; `create_subagent` and `assign_task` are not ordinary.
-    """
-
-    name: str
-    description: str
-    parameters: Mapping[str, Any]
-    ordinary: bool = True
-
-
 class ToolCall(Struct, frozen=True):
     """`ToolCall("access", {"url": "#17"})`."""
 
@@ -320,7 +307,7 @@ class ToolCall(Struct, frozen=True):
     arguments: Mapping[str, Any]
 
 
-class Artifact(Struct, frozen=True, gc=False):
+class Artifact(Struct, frozen=True, gc=False, omit_defaults=True):
     """Something in a rollout's workspace that a short handle `#17` stands for.
 
     A document has a `url`, a `title` and lettered `cells` (`#17.b` is the value of its field b);
@@ -333,7 +320,7 @@ class Artifact(Struct, frozen=True, gc=False):
     rows: Table = ()
 
 
-class ToolResult(Struct, frozen=True):
+class ToolResult(Struct, frozen=True, omit_defaults=True):
     """What a call gives back: text, in which each artifact stands for its handle's label.
 
     `parts=("1 hit:\\n", Artifact("Ohio", url="w/17"))` is shown as `1 hit:\\n[Doc #4](w/17) Ohio`.
