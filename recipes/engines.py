@@ -54,11 +54,12 @@ class Opened:
 
 @dataclass(eq=False, slots=True)
 class _Late:
-    """An engine that is opened while others serve."""
+    """An engine that is opened while others serve; one that `stays` is closed at the end."""
 
     ref: CheckpointRef
     kind: EngineKind
     at: int
+    stays: bool = False
     ready: trio.Event = field(default_factory=trio.Event)
     stop: trio.Event = field(default_factory=trio.Event)
     gone: trio.Event = field(default_factory=trio.Event)
@@ -83,15 +84,18 @@ class Engines:
         self._places = recipe.placement.engines + max(0, len(refs) - 2)
         self._asked, self._asks = trio.open_memory_channel[_Late](math.inf)
 
-    async def serve(self, ref: CheckpointRef, kind: EngineKind | Literal[""] = "") -> ServingEngine:
+    async def serve(
+        self, ref: CheckpointRef, kind: EngineKind | Literal[""] = "", *, stays: bool = False
+    ) -> ServingEngine:
         """The engine of a frozen checkpoint, of this kind or of the run's own; it is opened unless it is there.
 
+        One that `stays` takes no turns with the subagents, whose checkpoints it need not be like, and is never retired.
         Raises CheckpointError for one that cannot be served so, EngineError for an engine that does not start.
         """
         kind = kind or self._recipe.engine
         if self._kinds.get(ref.sha256) == kind:
             return self._first[ref.sha256]
-        if self._shared is not None and kind == self._recipe.engine and self._like is not None:
+        if self._shared is not None and not stays and kind == self._recipe.engine and self._like is not None:
             check_alike(ref.path, self._like.path)
             self._first[ref.sha256], self._kinds[ref.sha256] = self._shared.view(ref), kind
             return self._first[ref.sha256]
@@ -100,6 +104,7 @@ class Engines:
             late = self._late[ref.sha256, kind] = _Late(ref, kind, self._places)
             self._places += 1
             await self._asked.send(late)
+        late.stays |= stays
         await late.ready.wait()
         if late.engine is None:
             self._late.pop((ref.sha256, kind), None)
@@ -109,7 +114,7 @@ class Engines:
     async def retire(self, keep: Collection[str]) -> None:
         """Closes the engines that were opened late for checkpoints that are not in `keep`, by sha256."""
         for key, late in list(self._late.items()):
-            if late.ref.sha256 not in keep:
+            if late.ref.sha256 not in keep and not late.stays:
                 late.stop.set()
                 await late.gone.wait()
                 del self._late[key]

@@ -27,7 +27,7 @@ from recipes.compaction import TRAIL_RUNS, Compaction, TrailJob
 from recipes.config import Recipe
 from recipes.episodes import Episode
 from recipes.grid import Cell, Grid, Source, Trial, cells, check_fits, make, verify
-from recipes.harnesses import SCRIPTS, WAYS, System, Way, Weights, load, systems_of
+from recipes.harnesses import SCRIPTS, WAYS, System, Way, load, systems_of
 from recipes.judging import VERIFIERS
 from recipes.overrides import from_json
 from recipes.session import load_tokenizer, session
@@ -247,7 +247,8 @@ def _system(text: str, named: Mapping[str, System], ways: Iterable[str]) -> Syst
         raise MisfitError(f"harness {text}: {harness} has its weights already, want it without @{weights}")
     if at and weights not in ("policy", "start"):
         raise MisfitError(f"harness {text}: weights {weights!r}, want {harness}@policy or {harness}@start")
-    return System(text, harness, cast(Weights, weights or "policy"))
+    trained = weights in ("", "policy")
+    return System(harness if trained else text, harness, "policy" if trained else "start")
 
 
 def _known(kind: str, name: str, known: Sequence[str]) -> None:

@@ -39,7 +39,7 @@ async def judge_of(judging: Judging, engines: Engines) -> Judge:
     """The judge, its engine open. Raises as `verifiers_of` does."""
     if judging.checkpoint is None:
         raise ValueError(f"judge: {judging.lacks('judge')}")
-    engine = await engines.serve(frozen_ref(judging.checkpoint), judging.engine)
+    engine = await engines.serve(frozen_ref(judging.checkpoint), judging.engine, stays=True)
     chat = chat_of(load_tokenizer(judging.checkpoint))
     return Judge(
         engine=engine,

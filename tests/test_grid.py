@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import pytest
 from rich.console import Console
@@ -16,17 +16,20 @@ from rich.console import Console
 from recipes.cli import main
 from recipes.compaction import compaction_run
 from recipes.config import SHIPPED, HarnessName, Recipe
+from recipes.engines import open_engines
 from recipes.grid import Cell, Grid, Source, Trial, as_json, cells, check_fits, grid_table, make, verify
 from recipes.grid_command import evaluated
 from recipes.grid_runs import Asked, Measured, measure, plan
 from recipes.harnesses import HARNESSES, Mixed, System, systems_of
 from recipes.judging import VERIFIERS, Judging
 from recipes.overrides import OverrideError, apply, from_json, to_json
+from recipes.placement import Placement, Serving
 from recipes.train import rewarded, train
-from recipes.verifying import MisfitError, fitting
+from recipes.verifying import MisfitError, fitting, judge_of
 from recipes.wide_search import single_agent, wide_search
 from rewards.judge import Hybrid
 from rewards.verifiers import RULES
+from swarm.checkpoint import frozen_ref
 from swarm.context import ContextPolicy
 from swarm.rl.batch import collect
 from swarm.rundir import read_metrics
@@ -428,6 +431,21 @@ async def test_the_rollouts_of_each_harness_have_their_own_means():
     assert metrics["harness/single/rollouts"] == 2
     _, alone, _ = await rewarded(wide_search(), RULES["item_f1"], [sampled("a", HALF)], 0)
     assert not [name for name in alone if name.startswith("harness/")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subagents", ["each", "turns"])
+async def test_a_judge_has_an_engine_of_its_own_that_outlives_every_cast(subagents: Literal["each", "turns"]):
+    recipe = Recipe(serving=Serving(cache_mib=8), placement=Placement(subagents=subagents), threads=1)
+    scout, sloppy = (frozen_ref(SHIPPED.with_name(name)) for name in ("scout-1m", "sloppy-1m"))
+    async with open_engines(recipe, (SHIPPED, SHIPPED), 128, 1) as engines:
+        await engines.serve(sloppy)
+        judge = await judge_of(Judging(scout.path), engines)
+        assert await judge.engine.checksum() != await (await engines.serve(sloppy)).checksum()  # type: ignore[attr-defined]
+        await engines.retire(())
+        left = await engines.checksums()
+        assert scout.sha256 in left
+        assert (sloppy.sha256 in left) is (subagents == "turns")
 
 
 # --- all of it -------------------------------------------------------------------------
