@@ -132,12 +132,12 @@ async def run_program(
         (folder / "task").write_text(text)
         process, out = _started(command, folder, environment, grace)
         answer: str | None = None
-        try:
-            with trio.move_on_after(seconds):
-                answer = await _last_of(out)
-        finally:
-            await out.aclose()
-            await _ended(process, grace)
+        async with out:
+            try:
+                with trio.move_on_after(seconds):
+                    answer = await _last_of(out)
+            finally:
+                await _ended(process, grace)
         if answer is None:
             return None
         lines = (folder / "log").read_text(errors="replace").split("\n")

@@ -91,7 +91,8 @@ async def test_an_agent_in_messages_is_the_native_loop_token_for_token(steps: in
     native = await run(h, begin(h, TASK, 1))
     d = dialogues(h.engine, note=True, budget=replace(BUDGET, critical_steps=steps), tokens=512)
     told = await conversed(d, [ECHO], "x", "x", "x")
-    assert told.trace == native.trace
+    assert told.trace.segments == native.trace.segments
+    assert told.trace.status == native.trace.status
     assert told.ledger.stages == native.ledger.stages
     assert told.ledger.counts == native.ledger.counts
     assert told.ledger.tokens_prompt == native.ledger.tokens_prompt

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import trio
 
 from swarm.gateway import Gateway, serving
 from swarm.gateway_agent import CommandAgent
-from swarm.loop import Harness
+from swarm.loop import Harness, begin, run
 from swarm.types import Budget, Rollout, Turn
 from tests.swarm_cases import TASK, call, harness, says
+from tests.test_spawning import CREATE, assign, swarm
 
 AGENTS = Path(__file__).parent / "agents"
-CALLS = (Turn("Look.", (call("echo", text="x"), call("echo", text="y"))), Turn("", (call("echo", text="z"),)))
+CALLS = (Turn("", (call("echo", text="x"), call("echo", text="y"))), Turn("", (call("echo", text="z"),)))
 
 
 def program(name: str, *options: str) -> tuple[str, ...]:
@@ -39,3 +44,90 @@ async def test_a_client_of_another_house_is_one_segment_that_only_grows(name: st
         ["prompt", "sampled", "observed", "sampled", "observed", "sampled"]
     ]
     assert [s.main for s in r.ledger.stages] == [2, 1, 1]
+
+
+@pytest.mark.slow
+async def test_an_orchestrator_in_a_program_is_the_native_one_token_for_token() -> None:
+    turns = (Turn("", (CREATE, assign("p"), assign("q"))), CALLS[0], Turn("#1 #2\n| B | #0 |"))
+    h = swarm(says(*turns))
+    native = await run(h, begin(h, TASK, 1))
+    told = await rolled(h, program("openai"), note=True)
+    assert told.trace.segments == native.trace.segments
+    assert told.trace.status == native.trace.status
+    assert [(c.trace.agent, c.trace.segments) for c in told.children] == [
+        (c.trace.agent, c.trace.segments) for c in native.children
+    ]
+    assert (told.answer, told.table) == (native.answer, native.table)
+    assert told.ledger.stages == native.ledger.stages
+    assert told.ledger.counts == native.ledger.counts
+
+
+# --- programs that fail ------------------------------------------------------------------------
+
+
+def python(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", code)
+
+
+DONE = harness(says(Turn("done")))
+
+
+async def test_the_question_comes_in_and_what_is_printed_is_the_answer() -> None:
+    r = await rolled(DONE, ("/bin/sh", "-c", 'cat; echo; echo "| $0 | #0 |"; echo log >&2', "{task}"))
+    assert r.answer == f"{TASK.query}\n| {TASK.query} | #0 |"
+    assert r.table == ((TASK.query, TASK.subject),)
+    assert (r.trace.status, r.trace.segments) == ("answered", ())
+
+
+async def test_a_program_that_fails_is_an_error_with_the_last_line_of_its_log() -> None:
+    r = await rolled(DONE, ("/bin/sh", "-c", "echo partly; echo 'no luck' >&2; exit 3"))
+    assert (r.trace.status, r.trace.error) == ("error", "the agent ended with status 3: no luck")
+
+
+@pytest.mark.slow
+async def test_a_program_that_gives_up_for_want_of_steps_is_truncated_and_no_error() -> None:
+    h = harness(says(Turn("", (call("echo", text="x"),))))
+    h = replace(h, budget=replace(h.budget, critical_steps=2))
+    r = await rolled(h, program("openai"))
+    assert (r.trace.status, r.trace.error) == ("truncated", "budget")
+    assert r.ledger.critical_steps == 2
+
+
+def test_a_program_that_is_not_there_is_refused_before_anything_is_run() -> None:
+    with pytest.raises(ValueError, match="command 'no-such-program', want a program"):
+        CommandAgent(Gateway(), DONE, ("no-such-program",))
+
+
+ESCAPES = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    open(sys.argv[1], "w").write(str(os.getpid()))
+    time.sleep(600)
+{}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["time.sleep(600)", "print('done', flush=True)"])
+async def test_nothing_is_left_of_a_program_at_its_deadline_or_its_end(ending: str, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    command = (*python(ESCAPES.format(f"while not os.path.getsize(sys.argv[1]): pass\n{ending}")), str(pid))
+    pid.touch()
+    async with serving(Gateway()) as gateway:
+        agent = CommandAgent(gateway, DONE, command, grace=0.1)
+        r = await agent.roll(TASK, 1, Budget(9, 999, seconds=2.0))
+        assert len(gateway) == 0
+    assert r.trace.status == ("truncated" if "sleep" in ending else "answered")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+async def test_a_rollout_that_is_cancelled_ends_its_program_and_its_key() -> None:
+    async with serving(Gateway()) as gateway:
+        agent = CommandAgent(gateway, DONE, ("/bin/sleep", "600"), grace=0.1)
+        started = time.monotonic()
+        with trio.move_on_after(0.05):
+            await agent.roll(TASK, 1, Budget(9, 999))
+        assert len(gateway) == 0
+    assert time.monotonic() - started < 30
