@@ -1,8 +1,8 @@
 """Graphs that run the systems of a run: LangGraph's prebuilt agent, and a supervisor with workers in parallel.
 
     react        model ⇄ tools                                        the native loop, as a graph
-    supervisor   lead ─┬─ a call of `hand_over` each ─▶ worker ─┬─▶ lead      a worker is a react graph of its own,
-                       └─ …                         ─▶ worker ─┘             all of them the policy that is trained
+    supervisor   lead ─┬─ each call of `hand_over` ─▶ worker ─┬─▶ lead        a worker is a react graph of its own,
+                       └─ each other call ─────────▶ tools ──┘               all of them the policy that is trained
 
     GraphRunner(react, builder.swarm(engine, frozen))
     GraphRunner(supervisor, builder.single(engine))
@@ -21,6 +21,7 @@ from langchain.agents import create_agent
 from langchain.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolCall, ToolMessage
 from langchain.tools import tool
 from langgraph.graph import END, START, StateGraph
+from langgraph.prebuilt import ToolNode
 from langgraph.types import Send
 
 from swarm.graph_model import GraphModel, GraphTool
@@ -50,26 +51,29 @@ class Led(TypedDict):
 def supervisor(model: GraphModel, tools: Sequence[GraphTool]) -> Graph:
     """A lead that hands parts of the task to workers, as many at once as it likes, until it answers.
 
-    The workers alone have `tools`, and what comes back is the last thing that each says.
+    Both have `tools`; of what a worker says the last comes back.
     """
-    lead_model, worker_graph = model.bind_tools([hand_over]), react(model, tools)
+    lead_model, worker_graph = model.bind_tools([*tools, hand_over]), react(model, tools)
 
     async def lead(state: Led) -> dict[str, Any]:
         return {"messages": [await lead_model.ainvoke(state["messages"])]}
 
-    async def worker(call: ToolCall) -> dict[str, Any]:
-        asked = [SystemMessage(WORKER), HumanMessage(str(call["args"].get("prompt", "")))]
+    async def worker(state: ToolCall) -> dict[str, Any]:
+        asked = [SystemMessage(WORKER), HumanMessage(str(state["args"].get("prompt", "")))]
         ended = await worker_graph.ainvoke({"messages": asked}, None)
-        return {"messages": [ToolMessage(ended["messages"][-1].text, tool_call_id=call["id"])]}
+        return {"messages": [ToolMessage(ended["messages"][-1].text, tool_call_id=state["id"])]}
 
-    def handed(state: Led) -> list[Send] | str:
-        last = state["messages"][-1]
-        return [Send("worker", c) for c in last.tool_calls] if isinstance(last, AIMessage) and last.tool_calls else END
+    def follows(state: Led) -> list[Send] | str:
+        said = state["messages"][-1]
+        calls = said.tool_calls if isinstance(said, AIMessage) else []
+        return [Send("worker", c) if c["name"] == hand_over.name else Send("tools", [c]) for c in calls] or END
 
     graph = StateGraph(Led)
     graph.add_node("lead", lead)
     graph.add_node("worker", worker)
+    graph.add_node("tools", ToolNode(list(tools)))
     graph.add_edge(START, "lead")
-    graph.add_conditional_edges("lead", handed, ["worker", END])
+    graph.add_conditional_edges("lead", follows, ["worker", "tools", END])
     graph.add_edge("worker", "lead")
+    graph.add_edge("tools", "lead")
     return graph.compile()

@@ -5,7 +5,8 @@
 
 So a turn's calls come to the same as in the native loop, in whatever order and however many at once a graph runs
 them. One workspace serves all agents of the graph: what one of them writes as `#4.b` means the same to another, and
-a document has its whole label wherever the asking agent's own conversation does not show it.
+a document has its whole label wherever the asking agent's own conversation does not show it. The handles that an
+agent's first message names are written out below it, as for a subagent.
 
 Not here: messages of LangChain (`swarm.graphs`), threads (`swarm.graph_bridge`), ids (`swarm.dialogue`).
 """
@@ -59,6 +60,7 @@ class Underway:
         )
         self._calls: dict[str, tuple[_Calls, int]] = {}
         self._children: dict[int, Rollout] = {}
+        self._expanded = {task.query: task.query}
         self._asked = 0
 
     def count(self, kind: str) -> None:
@@ -68,6 +70,7 @@ class Underway:
     async def reply(self, messages: Sequence[Said], tools: Sequence[ToolSpec], max_tokens: int) -> Reply:
         """What the policy says next, in at most so many tokens. Raises DialogueError and EngineError (`Dialogues`)."""
         sampling = structs.replace(self.harness.sampling, max_tokens=max_tokens)
+        messages = self._explained(messages)
         reply = await self._recorder.reply(messages, tools, sampling)
         if self.harness.scratchpad:
             self.workspace = self.workspace.written(reply.said.content)
@@ -98,6 +101,16 @@ class Underway:
         table = self.workspace.rows if cut else self.workspace.written(answer).table(answer)
         children = tuple(child for _, child in sorted(self._children.items(), key=lambda item: item[0]))
         return replace(self._recorder.rollout(answer, table, status, error), children=children)
+
+    def _explained(self, messages: Sequence[Said]) -> list[Said]:
+        """The messages, with the handles of what the user says first written out: once, so that it stays the same."""
+        opening = next((k for k, m in enumerate(messages) if m.role == "assistant"), len(messages))
+        known, expand = self._expanded, self.workspace.expand
+        first = [
+            structs.replace(m, content=known.setdefault(m.content, expand(m.content))) if m.role == "user" else m
+            for m in messages[:opening]
+        ]
+        return [*first, *messages[opening:]]
 
     def _check(self, heard: list[str], said: Said, tools: Sequence[ToolSpec]) -> None:
         """Checks the calls of our tools; the graph's own are its business, others nobody's."""

@@ -9,12 +9,13 @@ from typing import Annotated, Any, TypedDict
 
 from langchain_core.messages import AnyMessage
 from langgraph.graph import END, START, StateGraph
+from msgspec import structs
 
 from swarm.graph_bridge import Loop
 from swarm.graph_model import GraphModel
 from swarm.graphs import GraphOf, GraphRunner
 from swarm.loop import Harness
-from swarm.types import Ledger, Rollout
+from swarm.types import Rollout
 from tests.swarm_cases import TASK
 
 LOOP = Loop()
@@ -55,7 +56,7 @@ async def rolled(graph_of: GraphOf, harness: Harness, seed: int = 1, **options: 
 
 
 def timeless(r: Rollout) -> Rollout:
-    """The rollout without the seconds that it took."""
-    ledger = Ledger(r.ledger.stages, r.ledger.tokens_prompt, r.ledger.tokens_cached, r.ledger.tokens_sampled,
-                    counts=dict(r.ledger.counts))  # fmt: skip
-    return replace(r, ledger=ledger, children=tuple(timeless(c) for c in r.children))
+    """The rollout without seconds, and without what only the native loop keeps for a replay."""
+    ledger = structs.replace(r.ledger, seconds=0.0, seconds_queued=0.0)
+    trace = replace(r.trace, acts=(), setup=None)
+    return replace(r, ledger=ledger, trace=trace, children=tuple(timeless(c) for c in r.children))
