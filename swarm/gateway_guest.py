@@ -31,11 +31,12 @@ _OVER = {
 
 
 class _Issued(Struct, frozen=True):
-    """A call of the policy's that has not been run, and its place among all of the rollout."""
+    """A call that has not been run, its place among all of the rollout, and the steps `left` after its turn."""
 
     index: int
     name: str
     call: ToolCall
+    left: int
 
 
 class Guest:
@@ -88,7 +89,7 @@ class Guest:
             return self._failed("not_asked_for", f"error: the policy did not call {name} with these arguments")
         else:
             issued = self._numbered("", call)
-        left = max(1, self._dialogues.left)  # the turn has paid for its calls
+        left = max(1, issued.left)  # the turn has paid for its calls
         caller = CallContext("main", 0, issued.index, self._seed, left, self._dialogues.task, self.workspace)
         checked = prepare(self.tools, Turn("", (call,)), caller)
         self.workspace = checked.workspace
@@ -111,7 +112,7 @@ class Guest:
 
     def _numbered(self, name: str, call: ToolCall) -> _Issued:
         self._calls += 1
-        return _Issued(self._calls - 1, name, call)
+        return _Issued(self._calls - 1, name, call, self._dialogues.left)
 
     def _failed(self, kind: str, text: str) -> tuple[str, str]:
         self._dialogues.count(kind)

@@ -123,7 +123,7 @@ async def test_a_plain_completion_goes_on_from_its_text(stream: bool) -> None:
 
 async def test_a_key_is_part_of_the_address_or_the_bearer_and_dies_with_its_rollout() -> None:
     g = scripted(says(Turn("done")))
-    async with serving(Gateway()) as gateway, httpx.AsyncClient(trust_env=False) as client:
+    async with serving(Gateway()) as gateway, httpx.AsyncClient(trust_env=False, verify=False) as client:
         with gateway.opened(g) as url:
             key = url.rpartition("/")[2]
             bearer = {"authorization": f"Bearer {key}"}
