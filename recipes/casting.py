@@ -22,6 +22,7 @@ from recipes.roles import Weights, check_weights
 from subagents.roster import RosterError
 from swarm.checkpoint import frozen_ref
 from swarm.folders import CheckpointError, flush
+from swarm.store import resolve
 from swarm.types import Cast, CheckpointRef, Mixture
 
 FILE, NEXT = "roster.jsonl", "roster.next.json"
@@ -120,10 +121,12 @@ def ask(run: Path, changes: Mapping[str, Weights]) -> None:
 
 def _played(changes: Mapping[str, Weights]) -> dict[str, list[Played]]:
     """Paths are absolute, so that a later command finds them from anywhere."""
-    return {
-        role: [Played(str(Path(f).absolute()), frozen_ref(Path(f)).sha256, weight) for f, weight in weights.items()]
-        for role, weights in changes.items()
-    }
+    return {role: [_found(f, weight) for f, weight in weights.items()] for role, weights in changes.items()}
+
+
+def _found(text: str, weight: float) -> Played:
+    ref = frozen_ref(resolve(text))
+    return Played(str(ref.path.absolute()), ref.sha256, weight)
 
 
 def last_cast(run: Path) -> Cast:

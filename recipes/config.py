@@ -23,7 +23,7 @@ from swarm.rl.ppo import PPOConfig
 SHIPPED = Path(__file__).parents[1] / "subagents" / "checkpoints" / "reader-1m"
 """The cold-started checkpoint that comes with the package; its card says how it was made."""
 
-HarnessName = Literal["orchestrator", "single", "compaction", "truncation"]
+HarnessName = Literal["orchestrator", "single", "compaction", "truncation", "react", "supervisor", "program"]
 """How an agent can be run through which a recipe trains; `recipes.harnesses` has what they are."""
 
 
@@ -142,7 +142,8 @@ class Recipe(Training):
     `start` is the checkpoint that it starts from, `subagent` the frozen one that it spawns. `roles` has others, by the
     names that the orchestrator gives ("" for every name that has none), each a folder or settings; `swaps` says who
     takes over at which iteration. `harnesses`: each rollout is made through one of these, drawn by weight; {} is the
-    recipe's own. `verifier` scores what the reward calls performance.
+    recipe's own. `program` is the command of an agent program, for the harness of that name. `verifier` scores what the
+    reward calls performance.
     """
 
     spawn: bool = True
@@ -150,6 +151,7 @@ class Recipe(Training):
     roles: dict[str, str | RoleSettings] = field(default_factory=dict[str, "str | RoleSettings"])
     swaps: Swaps = field(default_factory=dict[str, dict[str, Weights]])
     harnesses: dict[HarnessName, float] = field(default_factory=dict[HarnessName, float])
+    program: tuple[str, ...] = ()
     verifier: VerifierName = "item_f1"
     world: WorldConfig = field(default_factory=lambda: WorldConfig(conflicts=0.1, missing=0.05))
     tasks: TaskMix = field(default_factory=TaskMix)
@@ -184,6 +186,8 @@ class Recipe(Training):
         kind = self.main.rewriting.kind
         if harness in ("compaction", "truncation") and kind != harness:
             return f"main.rewriting.kind = {kind!r}, want {harness!r}"
+        if harness == "program" and not self.program:
+            return "program = (), want the command of an agent program"
         return ""
 
     def role(self, name: str) -> RoleSettings:
@@ -202,5 +206,5 @@ class Recipe(Training):
         return {"": self.role("").checkpoints, **named}
 
     def players(self, iteration: int = 0) -> list[Path]:
-        """The checkpoints of a cast, each once."""
+        """The checkpoints of a cast as they are written, folders or names in the store, each once."""
         return list(dict.fromkeys(Path(folder) for weights in self.cast(iteration).values() for folder in weights))

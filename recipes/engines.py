@@ -39,6 +39,7 @@ from swarm.engine.turns import Turns, turns
 from swarm.engine.vllm import vllm_engines
 from swarm.engine.vllm_core import VLLMConfig
 from swarm.folders import CheckpointError, read_json
+from swarm.store import resolve
 from swarm.types import CheckpointRef, EngineError, ServingEngine
 
 _MIB = 1 << 20
@@ -206,7 +207,7 @@ def check_served(recipe: Training, folder: Path, kind: EngineKind | Literal[""] 
         wanted = f"['{Qwen3ForCausalLM.__name__}'] for the embedded engine, or --engine vllm"
         raise CheckpointError(f"{folder}: architectures = {family}, want {wanted}")
     if recipe.placement.subagents == "turns" and kind == recipe.engine and isinstance(recipe, Recipe):
-        check_alike(folder, recipe.players()[0])
+        check_alike(folder, resolve(str(recipe.players()[0])))
 
 
 def _embedded(recipe: Training, folder: Path, max_len: int, threads: int) -> EmbeddedEngine:

@@ -33,6 +33,7 @@ from recipes.plan_tokens import ASSUMED, Tokens, at_most, expected, measured
 from recipes.trail_start import TrailStart
 from swarm.checkpoint import ADAPTER_CONFIG
 from swarm.folders import CheckpointError, read_json
+from swarm.store import resolve
 
 Planned = Training | ColdStart | TrailStart
 """The recipes of one run."""
@@ -101,8 +102,17 @@ def served_of(recipe: Training) -> list[Path]:
     if not isinstance(recipe, Recipe):
         return [recipe.start]
     casts = [recipe.players(k) for k in (0, *map(int, recipe.swaps))]
-    others = [f for f in dict.fromkeys(f for cast in casts for f in cast) if not (f / ADAPTER_CONFIG).exists()]
+    folders = dict.fromkeys(_folder(f) for cast in casts for f in cast)
+    others = [f for f in folders if not (f / ADAPTER_CONFIG).exists()]
     return [recipe.start, *others]
+
+
+def _folder(written: Path) -> Path:
+    """Where a checkpoint is, by its path or its name in the store; one that is not here may have a card."""
+    try:
+        return resolve(str(written))
+    except CheckpointError:
+        return written
 
 
 def size_at(folder: Path) -> ModelSize:

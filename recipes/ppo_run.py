@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -49,6 +49,7 @@ from swarm.rl.ppo import Metrics
 from swarm.rundir import RunDir
 from swarm.seeds import derive
 from swarm.states import latest, load_state, save_state
+from swarm.store import resolve
 from swarm.types import Cast, Rollout, Task
 
 R = TypeVar("R", bound=Training)
@@ -135,6 +136,7 @@ def run_ppo(
     A run that is done is not run again: its report is shown.
     """
     console = console or Console()
+    recipe = replace(recipe, start=resolve(str(recipe.start)))
     with RunDir(out, to_json(recipe), clean=clean) as run:
         if run.done:
             console.print(f"{out} is done; --clean trains anew.")
@@ -187,7 +189,7 @@ def _resume(run: RunDir, learner: Learning) -> tuple[int, float, float | None]:
     state = load_state(folder)
     learner.load_state_dict(state["learner"])
     run.rewind(state["iteration"])
-    return state["iteration"], state["seconds"], state["best"]
+    return state["iteration"], state["seconds"], state.get("best")
 
 
 async def _iterations(parts: _Run[R], at: int, offset: float, best: float | None) -> None:

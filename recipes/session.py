@@ -28,6 +28,7 @@ from swarm.folders import CheckpointError, file_sha256
 from swarm.gather import Job, gather
 from swarm.loop import Harness
 from swarm.seeds import derive
+from swarm.store import resolve
 from swarm.types import Budget, Cast, CheckpointRef, Rollout, Runner, ServingEngine, Task
 
 CACHE = Path(".cache")
@@ -126,7 +127,7 @@ async def session(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> AsyncGe
     for iteration in (0, *map(int, recipe.swaps)):
         for role, weights in recipe.cast(iteration).items():
             for folder in weights:
-                check_served(recipe, Path(folder), recipe.role(role).engine)
+                check_served(recipe, resolve(folder), recipe.role(role).engine)
     async with open_engines(recipe, (recipe.start, *_first(recipe)), limit, threads) as engines:
 
         async def serve(role: str, ref: CheckpointRef) -> Player:
@@ -140,15 +141,15 @@ async def session(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> AsyncGe
 
 
 def cast_of(weights: Mapping[str, Mapping[str, float]]) -> Cast:
-    """The cast of a recipe's folders, by role. Raises CheckpointError for a folder that is none."""
-    refs = {folder: frozen_ref(Path(folder)) for mixture in weights.values() for folder in mixture}
+    """The cast of a recipe's folders or names in the store, by role. Raises CheckpointError for one that is neither."""
+    refs = {folder: frozen_ref(resolve(folder)) for mixture in weights.values() for folder in mixture}
     return {role: tuple((refs[f], weight) for f, weight in mixture.items()) for role, mixture in weights.items()}
 
 
 def _first(recipe: Recipe) -> list[Path]:
     """The checkpoints whose engines are opened together, at the start: those of the run's own kind of engine."""
     mixtures = [m for role, m in recipe.cast().items() if recipe.role(role).engine in ("", recipe.engine)]
-    return list(dict.fromkeys(Path(folder) for mixture in mixtures for folder in mixture))
+    return list(dict.fromkeys(resolve(folder) for mixture in mixtures for folder in mixture))
 
 
 def _language(folder: Path, start: Path, chat: Chat) -> Chat:

@@ -25,6 +25,7 @@ from recipes.swap import OWN, Settings, cells_of, measure
 from recipes.swap_numbers import matrix
 from recipes.swap_report import table, write
 from swarm.rundir import RunDirError
+from swarm.store import resolve
 
 
 def swap_command(argv: Sequence[str], console: Console) -> int:
@@ -88,11 +89,11 @@ def casts_of(subagents: Sequence[str], roles: Sequence[str]) -> dict[str, dict[s
     casts: dict[str, dict[str, Weights]] = {}
     for text in subagents:
         changes = changes_of(text, ())
-        _label(casts, " + ".join(Path(f).name for f in changes[""]), text, changes)
+        _label(casts, " + ".join(map(label, changes[""])), text, changes)
     for text in roles:
         for role, weights in changes_of(None, (text,)).items():
             for folder in weights:
-                _label(casts, f"{role}={Path(folder).name}", f"{role}={folder}", {role: {folder: 1.0}})
+                _label(casts, f"{role}={label(folder)}", f"{role}={folder}", {role: {folder: 1.0}})
     if not casts:
         raise UsageError("swap: no subagents, want --subagents A B ... or --roles NAME=A,B (see swarm-rl swap --help)")
     return casts
@@ -102,10 +103,14 @@ def named(first: dict[str, Path], folders: Iterable[str]) -> dict[str, Path]:
     """Folders by their names, by their whole paths where names are equal; `first` has its own."""
     found = dict(first)
     for text in folders:
-        path = Path(text)
-        name = path.parent.name if path.name == "policy" else path.name
-        found[name if name not in found else text] = path
+        found[name if (name := label(text)) not in found else text] = resolve(text)
     return found
+
+
+def label(folder: str) -> str:
+    """A checkpoint by its folder's name; the policy of a run by the run's."""
+    path = Path(folder)
+    return path.parent.name if path.name == "policy" else path.name
 
 
 def _label(casts: dict[str, dict[str, Weights]], name: str, text: str, changes: dict[str, Weights]) -> None:
