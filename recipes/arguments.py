@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import shlex
 from collections.abc import Iterable
 from typing import NoReturn
 
@@ -64,6 +65,14 @@ def listed(text: str) -> tuple[str, ...]:
     if not names:
         raise argparse.ArgumentTypeError(f"{text!r}, want names with commas between them")
     return names
+
+
+def command(text: str) -> tuple[str, ...]:
+    """`python "my agent.py"` as ("python", "my agent.py")."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
 
 
 def family_name(text: str) -> str:

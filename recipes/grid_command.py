@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from recipes.arguments import Parser, listed, parser_of, positive, rows_range
+from recipes.arguments import Parser, command, listed, parser_of, positive, rows_range
 from recipes.episodes import Episode, by_rows, summary
 from recipes.grid import as_json, grid_table
 from recipes.grid_runs import SOURCES, TRAIL_WAYS, Asked, Measured, Plan, measure, plan
@@ -41,6 +41,7 @@ def eval_command(argv: Sequence[str], console: Console) -> int:
         rows=o.rows,
         budget=o.budget,
         judge=o.judge,
+        program=o.program,
     )
     found = _measured(plan(o.run, asked))
     if o.json:
@@ -82,6 +83,7 @@ def _parser() -> Parser:
     parser.add_argument("--verifier", **names, help=f"some of {','.join(VERIFIERS)} (default: the run's)")
     parser.add_argument("--tasks-from", **names, help=f"some of {','.join(SOURCES)} (default: the run's)")
     parser.add_argument("--judge", metavar="CHECKPOINT", type=Path, help="who judges, for judge and hybrid")
+    parser.add_argument("--program", metavar="COMMAND", type=command, default=(), help="what the harness program runs")
     parser.add_argument("--world-seed", type=int, help="another world: other pages, addresses and lists")
     parser.add_argument("--task-seed", type=int, default=0, help="other tasks (default: %(default)s)")
     parser.add_argument("--tasks", type=positive, default=100, help="how many of each kind (default: %(default)s)")

@@ -65,6 +65,7 @@ class Asked:
     rows: tuple[int, int] = (3, 80)
     budget: int | None = None
     judge: Path | None = None
+    program: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ def plan(run: Path, asked: Asked) -> Plan:
         recipe = replace(recipe, world=replace(recipe.world, seed=asked.world_seed))
     if asked.judge is not None:
         recipe = replace(recipe, judging=replace(recipe.judging, checkpoint=asked.judge))
+    if asked.program and isinstance(recipe, Recipe):
+        recipe = replace(recipe, program=asked.program)
     trails = isinstance(recipe, Compaction)
     systems = _trail_systems(recipe, asked.systems) if trails else _table_systems(recipe, asked.systems)
     sources = asked.sources or ("trails" if trails else "table",)

@@ -3,6 +3,8 @@
     orchestrator             the swarm, on the policy's engine
     single                   one agent and one window
     compaction, truncation   one agent, its context rewritten as the recipe says
+    react, supervisor        LangGraph's prebuilt agent with the recipe's tools; a lead with workers   recipes.graphs
+    program                  any agent program, over the gateway, with the recipe's tools              swarm.gateway
     floor, ceiling           scripts, which have no weights and are not trained
 
 A way is a function of the open session that gives a `Runner` for as long as its context lasts. Here is the one place
@@ -21,9 +23,14 @@ from typing import Literal
 import trio
 
 from recipes.config import HarnessName, Recipe
+from recipes.graphs import react, supervisor
 from recipes.session import Session
 from swarm.checkpoint import ref_of
 from swarm.context import ContextPolicy
+from swarm.gateway import Gateway, serving
+from swarm.gateway_agent import CommandAgent
+from swarm.graphs import GraphRunner
+from swarm.loop import Harness
 from swarm.seeds import derive
 from swarm.types import Budget, Rollout, Runner, Task
 
@@ -41,8 +48,19 @@ def _rewriting(s: Session) -> Runner:
     return s.builder.single(s.engine)
 
 
-def _single(s: Session) -> Runner:
+def _single(s: Session) -> Harness:
     return replace(s.builder.single(s.engine), context=ContextPolicy())
+
+
+def _own(s: Session) -> Harness:
+    """The recipe's own for somebody else's loop, which keeps its context itself."""
+    return replace(s.harness(), context=ContextPolicy())
+
+
+@asynccontextmanager
+async def _program(s: Session) -> AsyncGenerator[Runner]:
+    async with serving(Gateway()) as gateway:
+        yield CommandAgent(gateway, _own(s), s.recipe.program)
 
 
 HARNESSES: dict[HarnessName, Way] = {
@@ -50,6 +68,9 @@ HARNESSES: dict[HarnessName, Way] = {
     "single": native(_single),
     "compaction": native(_rewriting),
     "truncation": native(_rewriting),
+    "react": native(lambda s: GraphRunner(react, _own(s))),
+    "supervisor": native(lambda s: GraphRunner(supervisor, _single(s))),
+    "program": _program,
 }
 """Those whose policy is the recipe's."""
 SCRIPTS: Mapping[str, Way] = {
