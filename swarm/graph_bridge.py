@@ -143,5 +143,6 @@ def _forever(loop: asyncio.AbstractEventLoop) -> None:
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        if left:  # of none, gather would ask for the loop of this thread, which has none
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         loop.close()
