@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec import structs
 
 from swarm.cluster import Cluster, RayRanks, connect, disconnect
 from swarm.gather import Job, gather
 from swarm.loop import Harness
+from swarm.replay import timeless
 from swarm.rl.group import LearnerGroup, Rank
 from swarm.rl.ranks import LearnerError
 from swarm.types import Budget, Rollout, Sampling
@@ -73,15 +73,15 @@ def gone(processes: list[int]) -> bool:
     return not alive
 
 
-def timeless(rollouts: list[Rollout]) -> list[Rollout]:
-    return [replace(r, ledger=structs.replace(r.ledger, seconds=0.0, seconds_queued=0.0)) for r in rollouts]
+def timeless_all(rollouts: list[Rollout]) -> list[Rollout]:
+    return [timeless(r) for r in rollouts]
 
 
 async def here(count: int) -> list[Rollout]:
     """What the same requests give in this process."""
     budget = Budget(100, 4096, 60.0)
     harness = Harness(ScriptedEngine(speak), Letters(), (Echo(),), "", Sampling(16, stop=Letters.stop), budget)
-    return timeless(await gather([Job(harness, TASK, r.seed, budget) for r in requests(count)]))
+    return timeless_all(await gather([Job(harness, TASK, r.seed, budget) for r in requests(count)]))
 
 
 async def test_rollouts_of_workers_are_those_of_this_process(config: ClusterConfig, factory: OpenScripted) -> None:
@@ -89,7 +89,7 @@ async def test_rollouts_of_workers_are_those_of_this_process(config: ClusterConf
         await cluster.up(2)
         processes = factory.processes()
         assert len(processes) == 2
-        assert timeless(await cluster.roll_out(requests(60))) == await here(60)
+        assert timeless_all(await cluster.roll_out(requests(60))) == await here(60)
     assert gone(processes)
 
 
@@ -108,7 +108,7 @@ async def test_processes_killed_in_an_iteration_change_nothing_in_its_result(
     # One request may be there at all four deaths: it is not given up before the fifth.
     async with Cluster(replace(config, attempts=5), factory) as cluster:
         await cluster.up(2)
-        made = timeless(await cluster.roll_out(requests(120), done))
+        made = timeless_all(await cluster.roll_out(requests(120), done))
         assert cluster.stats.lost > 0
     expected = await here(120)
     assert made == expected
@@ -130,10 +130,10 @@ async def test_a_node_that_leaves_and_one_that_joins_are_survived(
     async with Cluster(config, factory) as cluster:
         await cluster.up(2)
         before = factory.processes()
-        assert timeless(await cluster.roll_out(requests(120), done)) == await here(120)
+        assert timeless_all(await cluster.roll_out(requests(120), done)) == await here(120)
         await cluster.up(2)
         assert len(set(factory.processes()) - set(before)) == 1
-        assert timeless(await cluster.roll_out(requests(10))) == await here(10)
+        assert timeless_all(await cluster.roll_out(requests(10))) == await here(10)
 
 
 async def test_a_request_that_kills_its_worker_ends_as_one_error(config: ClusterConfig, factory: OpenScripted) -> None:
@@ -144,7 +144,7 @@ async def test_a_request_that_kills_its_worker_ends_as_one_error(config: Cluster
     assert made[5].trace.error.startswith("lost with 3 workers, the last time: The actor is dead because its worker")
     assert made[5].reward is None
     expected = await here(12)
-    assert timeless(made[:5] + made[6:]) == expected[:5] + expected[6:]
+    assert timeless_all(made[:5] + made[6:]) == expected[:5] + expected[6:]
 
 
 async def test_a_worker_started_after_an_update_serves_its_weights(

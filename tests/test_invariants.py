@@ -26,7 +26,6 @@ import torch
 import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msgspec import structs
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
@@ -37,6 +36,7 @@ from swarm.engine.embedded import EmbeddedEngine
 from swarm.engine.scripted import ScriptedEngine
 from swarm.loop import Harness, begin, run
 from swarm.records import read, write
+from swarm.replay import timeless
 from swarm.rl.advantages import AdvantageConfig
 from swarm.rl.batch import collect
 from swarm.rl.critic import Critic, CriticConfig
@@ -335,11 +335,6 @@ def replaying(r: Rollout) -> ScriptedEngine:
 
     remember(r)
     return ScriptedEngine(lambda ids, _: known[tuple(ids)])
-
-
-def timeless(r: Rollout) -> Rollout:
-    ledger = structs.replace(r.ledger, seconds=0.0, seconds_queued=0.0)
-    return replace(r, ledger=ledger, children=tuple(map(timeless, r.children)))
 
 
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
