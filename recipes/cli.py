@@ -1,4 +1,4 @@
-"""The command `swarm-rl`: train, plan, doctor, eval, report, compare, checkpoints, tasks, score.
+"""The command `swarm-rl`: train, plan, doctor, eval, report, view, compare, checkpoints, tasks, score.
 
 Whatever a user can get wrong ends as one line on stderr and exit code 2, Ctrl-C as one line and 130;
 a traceback is a bug. Not here: what the commands do (each calls one function), and the fields of
@@ -38,6 +38,7 @@ from recipes.swap_command import swap_command
 from recipes.trail_start import cold_start_trails, fit_trails
 from recipes.train import TABLES, train
 from recipes.verifying import MisfitError
+from recipes.view import view_command
 from recipes.wide_search import single_agent, wide_search
 from rewards.widesearch.cli import score_main
 from subagents.roster import RosterError
@@ -57,6 +58,7 @@ Train an orchestrator that spawns frozen subagents, and measure it.
   doctor RECIPE   check this machine before a run
   eval RUN        evaluate a finished run on tasks and worlds that it never saw, under any harness and verifier
   report RUN      rebuild the report of a run and show its table
+  view RUN        look at a run in the browser: curves, rollouts, every agent; also while it trains
   swap RUN        run over other subagents, or under other orchestrators, and tell what changes
   roster RUN      show who a run's subagents were and are; swap them while it trains
   compare OUT     compare finished runs, several seeds of each recipe
@@ -136,6 +138,8 @@ def _dispatch(argv: list[str], recipes: Mapping[str, Entry]) -> int:
             return eval_command(rest, console)
         case "report":
             return _report(rest, console)
+        case "view":
+            return view_command(rest, console)
         case "swap":
             return swap_command(rest, console)
         case "roster":
@@ -150,7 +154,7 @@ def _dispatch(argv: list[str], recipes: Mapping[str, Entry]) -> int:
             return score_main(rest)
         case _:
             commands = (
-                *("train", "plan", "doctor", "eval", "report", "swap", "roster", "compare"),
+                *("train", "plan", "doctor", "eval", "report", "view", "swap", "roster", "compare"),
                 *("checkpoints", "tasks", "score"),
             )
             raise UsageError(unknown("command", command, commands))
