@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, TypedDict
 
@@ -11,12 +11,14 @@ from langchain_core.messages import AnyMessage
 from langgraph.graph import END, START, StateGraph
 from msgspec import structs
 
+from swarm.engine.scripted import ScriptedEngine
 from swarm.graph_bridge import Loop
 from swarm.graph_model import GraphModel
 from swarm.graphs import GraphOf, GraphRunner
 from swarm.loop import Harness
-from swarm.types import Rollout
-from tests.swarm_cases import TASK
+from swarm.transcript import Transcript
+from swarm.types import Completion, Engine, Rollout, Sampling, Turn
+from tests.swarm_cases import TASK, call
 
 LOOP = Loop()
 """One thread for all tests."""
@@ -60,3 +62,25 @@ def timeless(r: Rollout) -> Rollout:
     ledger = structs.replace(r.ledger, seconds=0.0, seconds_queued=0.0)
     trace = replace(r.trace, acts=(), setup=None)
     return replace(r, ledger=ledger, trace=trace, children=tuple(timeless(c) for c in r.children))
+
+
+class Kept(ScriptedEngine):
+    """Keeps each prompt with what it said after it."""
+
+    def __init__(self, inner: Engine) -> None:
+        super().__init__(lambda ids, sampling: ())
+        self.inner, self.kept = inner, list[tuple[tuple[int, ...], tuple[int, ...]]]()
+
+    async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
+        completion = await self.inner.generate(ids, sampling)
+        self.kept.append((tuple(ids), completion.ids))
+        return completion
+
+
+def leads(t: Transcript) -> Turn:
+    """Two parts at once, then what the workers wrote; a worker finds a row in as many steps as its part says."""
+    if "hand_over" in t.system:
+        return Turn("all\n#rows") if t.exchanges else Turn("", tuple(call("hand_over", prompt=p) for p in ("1", "3")))
+    if len(t.exchanges) < int(t.user.splitlines()[0]):
+        return Turn("", (call("echo", text=t.user[0], url=f"w/{t.user[0]}"),))
+    return Turn(f"| {t.user[0]} | {t.exchanges[0].results[0][5:7]}.a |")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import trio
-from langchain_core.messages import HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import tests.test_references as references
@@ -18,6 +18,7 @@ from rewards.table import table_scores
 from subagents.scripted import read_table
 from swarm.checkpoint import weights_sha256
 from swarm.engine.embedded import EmbeddedEngine
+from swarm.engine.scripted import ScriptedEngine
 from swarm.gather import Job, gather
 from swarm.loop import Harness
 from swarm.rl.batch import collect
@@ -27,14 +28,15 @@ from swarm.rl.optim import OptimizerConfig
 from swarm.rl.ppo import PPOConfig
 from swarm.transcript import Transcript
 from swarm.types import Budget, Rollout, Runner, Sampling, Segment, Span, ToolCall, Turn
-from tests.graph_cases import of_nodes, runner, timeless
-from tests.swarm_cases import TASK, Echo, call, chat
+from tests.graph_cases import Kept, leads, of_node, of_nodes, rolled, runner, timeless
+from tests.swarm_cases import TASK, Echo, call, chat, harness, says
+from tests.test_token_in_token_out import CASES, CHATS, Spoken, a_merge_not_taken, check
 
 
 @pytest.mark.slow
 async def test_over_the_world_a_graph_makes_the_native_rollout_subagents_and_table_included():
     h = references.builder().ceiling()
-    native, graph = await rolled(h), await rolled(runner(react, h))
+    native, graph = await over_the_world(h), await over_the_world(runner(react, h))
     assert native.children
     assert timeless(graph) == timeless(native)
 
@@ -53,18 +55,58 @@ def lead(t: Transcript) -> Turn:
 async def test_a_supervisor_hands_the_pages_of_a_list_to_workers_and_the_table_is_whole():
     b = references.builder()
     policy = b.scripted(lambda t: lead(t) if "hand_over" in t.system else read_table(t))
-    r = await rolled(runner(supervisor, b.single(policy)))
+    r = await over_the_world(runner(supervisor, b.single(policy)))
     assert (r.trace.status, len(r.trace.segments)) == ("answered", 1 + 6)
     assert table_scores(references.task(), r.table)["item_f1"] == 1.0
     assert r.ledger.critical_steps < sum(len(turns(s)) for s in r.trace.segments)
 
 
-async def rolled(r: Runner) -> Rollout:
+async def over_the_world(r: Runner) -> Rollout:
     return await r.roll(references.task(), 7, Budget(400, 1 << 20))
 
 
 def turns(segment: Segment) -> list[Span]:
     return [s for s in segment.spans if s.kind == "sampled"]
+
+
+# --- tokens in, tokens out -----------------------------------------------------------------
+
+
+async def test_what_is_trained_is_what_was_sampled_after_the_very_ids_that_the_engine_was_given():
+    h = harness(leads, steps=20)
+    engine = Kept(h.engine)
+    r = await rolled(supervisor, replace(h, engine=engine))
+    trained: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    for segment in r.trace.segments:
+        ids: tuple[int, ...] = ()
+        for span in segment.spans:
+            if span.kind == "sampled":
+                trained.append((ids, span.ids))
+            ids += span.ids
+    assert len(trained) == 8
+    assert sorted(trained) == sorted(engine.kept)
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_ids_that_no_text_is_encoded_to_are_kept_and_trained(case):
+    odd, own = case(CHATS[0]), CHATS[0]
+    turn = own.encode_turn("", [call("echo", text="x")])
+    policy = Spoken(([*odd, *turn], turn, [*a_merge_not_taken(own), own.stop[0]]))
+    h = Harness(ScriptedEngine(policy), own, (Echo(),), "Work.", Sampling(1000, stop=own.stop), Budget(9, 9000))
+    check(own, policy, await rolled(react, h))
+
+
+async def test_a_message_of_an_assistant_that_nobody_said_is_prompt():
+    def node_of(model, tools):
+        async def node(state):
+            shown = [HumanMessage("2+2"), AIMessage("4"), HumanMessage("1+1")]
+            return {"messages": [await model.ainvoke(shown)]}
+
+        return node
+
+    r = await rolled(of_node(node_of), harness(says(Turn("done"))))
+    (segment,) = r.trace.segments
+    assert [s.kind for s in segment.spans] == ["prompt", "sampled"]
 
 
 # --- PPO ---------------------------------------------------------------------------------

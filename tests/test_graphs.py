@@ -1,13 +1,13 @@
 """Graphs of LangGraph as harnesses: the same rollouts as the native loop's, fan-out, ends, and nothing left behind."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from threading import Event
 
 import pytest
 import trio
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import HumanMessage
 from langgraph.prebuilt import create_react_agent
 from langgraph.warnings import LangGraphDeprecatedSinceV10
 
@@ -20,10 +20,9 @@ from swarm.graphs import GraphRunner
 from swarm.loop import Harness
 from swarm.transcript import Transcript
 from swarm.types import Budget, Completion, Engine, Rollout, Sampling, Turn
-from tests.graph_cases import LOOP, of_node, of_nodes, rolled, runner, timeless
-from tests.swarm_cases import TASK, Echo, call, chat, harness, says
+from tests.graph_cases import LOOP, Kept, leads, of_node, of_nodes, rolled, runner, timeless
+from tests.swarm_cases import TASK, call, chat, harness, says
 from tests.test_spawning import CREATE, READ, assign, swarm
-from tests.test_token_in_token_out import CASES, CHATS, Spoken, a_merge_not_taken, check
 
 ECHO = Turn("", (call("echo", text="x"),))
 DONE = Turn("done")
@@ -40,19 +39,6 @@ async def running() -> int:
         return len(asyncio.all_tasks()) - 1
 
     return await LOOP.run(count)
-
-
-class Kept(ScriptedEngine):
-    """Keeps each prompt with what it said after it."""
-
-    def __init__(self, inner: Engine) -> None:
-        super().__init__(lambda ids, sampling: ())
-        self.inner, self.kept = inner, list[tuple[tuple[int, ...], tuple[int, ...]]]()
-
-    async def generate(self, ids: Sequence[int], sampling: Sampling) -> Completion:
-        completion = await self.inner.generate(ids, sampling)
-        self.kept.append((tuple(ids), completion.ids))
-        return completion
 
 
 # --- the prebuilt agent ------------------------------------------------------------------
@@ -114,15 +100,6 @@ async def test_a_malformed_call_is_counted_and_ends_the_prebuilt_agent():
 
 
 # --- a supervisor ------------------------------------------------------------------------
-
-
-def leads(t: Transcript) -> Turn:
-    """Two parts at once, then what the workers wrote; a worker finds a row in as many steps as its part says."""
-    if "hand_over" in t.system:
-        return Turn("all\n#rows") if t.exchanges else Turn("", tuple(call("hand_over", prompt=p) for p in ("1", "3")))
-    if len(t.exchanges) < int(t.user.splitlines()[0]):
-        return Turn("", (call("echo", text=t.user[0], url=f"w/{t.user[0]}"),))
-    return Turn(f"| {t.user[0]} | {t.exchanges[0].results[0][5:7]}.a |")
 
 
 async def test_a_supervisors_workers_run_at_once_and_each_has_a_segment_of_its_own():
@@ -294,7 +271,7 @@ async def test_an_error_of_a_node_is_the_rollouts_and_ends_what_runs_beside_it()
 
 
 async def test_a_graph_that_blocks_its_loop_is_given_up_with_one_line():
-    blocked, free = trio.Event(), Event()
+    blocked, free = trio.Event(), threading.Event()
     token = trio.lowlevel.current_trio_token()
 
     def node_of(model, tools):
@@ -317,6 +294,15 @@ async def test_a_graph_that_blocks_its_loop_is_given_up_with_one_line():
     free.set()
     assert ended[0].trace.status == "error"
     assert "a graph did not end within 0 s of its cancellation" in ended[0].trace.error
+
+
+def test_the_thread_of_a_loop_ends_with_it():
+    before = set(threading.enumerate())
+    loop = Loop()
+    (thread,) = set(threading.enumerate()) - before
+    del loop
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 async def test_a_graph_beyond_its_recursion_limit_is_truncated():
@@ -377,6 +363,27 @@ async def test_a_node_without_await_may_ask_and_call_too():
     assert timeless(await rolled(of_node(node_of), h)) == timeless(expected)
 
 
+async def test_a_node_that_waits_in_a_thread_is_let_go_with_its_rollout():
+    h, engine = stuck()
+    let_go = threading.Event()
+
+    def node_of(model, tools):
+        def node(state):
+            try:
+                return {"messages": [model.invoke(state["messages"])]}
+            finally:
+                let_go.set()
+
+        return node
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rolled, of_node(node_of), h)
+        await engine.asked.wait()
+        nursery.cancel_scope.cancel()
+    assert let_go.wait(10)
+    assert engine.pending == 0
+
+
 @pytest.mark.parametrize("what", ["model", "tool"])
 async def test_waiting_in_an_async_node_is_refused(what):
     def node_of(model, tools):
@@ -389,43 +396,3 @@ async def test_waiting_in_an_async_node_is_refused(what):
 
     r = await rolled(of_node(node_of), harness(says(ECHO)))
     assert r.trace.error == f"RuntimeError: {what}.invoke in an async node, want await {what}.ainvoke"
-
-
-# --- tokens in, tokens out -----------------------------------------------------------------
-
-
-async def test_what_is_trained_is_what_was_sampled_after_the_very_ids_that_the_engine_was_given():
-    h = harness(leads, steps=20)
-    engine = Kept(h.engine)
-    r = await rolled(supervisor, replace(h, engine=engine))
-    trained: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    for segment in r.trace.segments:
-        ids: tuple[int, ...] = ()
-        for span in segment.spans:
-            if span.kind == "sampled":
-                trained.append((ids, span.ids))
-            ids += span.ids
-    assert len(trained) == 8
-    assert sorted(trained) == sorted(engine.kept)
-
-
-@pytest.mark.parametrize("case", CASES)
-async def test_ids_that_no_text_is_encoded_to_are_kept_and_trained(case):
-    odd, own = case(CHATS[0]), CHATS[0]
-    turn = own.encode_turn("", [call("echo", text="x")])
-    policy = Spoken(([*odd, *turn], turn, [*a_merge_not_taken(own), own.stop[0]]))
-    h = Harness(ScriptedEngine(policy), own, (Echo(),), "Work.", Sampling(1000, stop=own.stop), Budget(9, 9000))
-    check(own, policy, await rolled(react, h))
-
-
-async def test_a_message_of_an_assistant_that_nobody_said_is_prompt():
-    def node_of(model, tools):
-        async def node(state):
-            shown = [HumanMessage("2+2"), AIMessage("4"), HumanMessage("1+1")]
-            return {"messages": [await model.ainvoke(shown)]}
-
-        return node
-
-    r = await rolled(of_node(node_of), harness(says(DONE)))
-    (segment,) = r.trace.segments
-    assert [s.kind for s in segment.spans] == ["prompt", "sampled"]
