@@ -31,6 +31,7 @@ from recipes.gpu import wide_search_4b, wide_search_30b
 from recipes.grid_command import eval_command
 from recipes.overrides import OverrideError, apply, describe
 from recipes.plan import plan_command
+from recipes.publish_run import with_start
 from recipes.report import ReportError
 from recipes.roster import roster_command
 from recipes.show_tasks import tasks_command
@@ -221,7 +222,7 @@ def _train(argv: list[str], recipes: Mapping[str, Entry], console: Console) -> i
         console.print(describe(recipes[name].make()))
         return 0
     options, fields = parser.parse_known_args(argv[1:])
-    recipe = apply(recipes[name].make(), fields)
+    recipe = with_start(apply(recipes[name].make(), fields))
     recipes[name].run(recipe, options.out, clean=options.clean, console=console)
     return 0
 

@@ -41,6 +41,7 @@ from recipes.overrides import apply, to_json
 from recipes.plan import Plan, Planned, folders_of, plan
 from recipes.plan_memory import parameters
 from recipes.plan_processes import on_ray
+from recipes.publish_run import with_start
 from recipes.track import mode_of
 from recipes.tries import FAILURES, Tried, engines, one_line
 from swarm.checkpoint import ref_of
@@ -320,7 +321,7 @@ def doctor_command(argv: Sequence[str], recipes: Mapping[str, Callable[[], Any]]
     o, rest = parser.parse_known_args(named)
     if o.recipe not in recipes:
         raise UsageError(unknown("recipe", o.recipe, recipes))
-    recipe = apply(recipes[o.recipe](), rest)
+    recipe = with_start(apply(recipes[o.recipe](), rest))
     found = diagnose(recipe, o.out or Path("runs") / o.recipe, partial(_say, console))
     for finding in found:
         console.print(f"{_MARKS[finding.level]} {escape(str(finding))}", highlight=False, soft_wrap=True)

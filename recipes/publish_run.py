@@ -6,10 +6,11 @@ Not here: what a run publishes by itself (`recipes.publish`), and the command (`
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from recipes.config import Training
 from recipes.overrides import from_json
 from recipes.publish import run_name, scores_of, step_name
 from recipes.session import load_checkpoint, load_tokenizer
@@ -19,10 +20,12 @@ from swarm.rl.adapt import adapt, adapted, frozen_weights, load_trained, merged_
 from swarm.rl.ppo import PPOConfig
 from swarm.rundir import read_metrics, read_recipe
 from swarm.states import load_state
-from swarm.store import Store, Stored
+from swarm.store import Store, Stored, resolve
 from swarm.store_card import Origin
 from swarm.store_intake import copy
 from swarm.types import CheckpointRef
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,17 @@ class _Found:
     metrics: Mapping[int, Mapping[str, Any]]
     states: Mapping[int, Path]
     final: int | None
+
+
+def with_start(recipe: R) -> R:
+    """The recipe, its `start` by name in the store as that folder, by hash: the name may move, and the run goes on.
+
+    Raises CheckpointError for a damaged checkpoint. What is no name stays, for the run to load or to refuse.
+    """
+    if not isinstance(recipe, Training) or recipe.start.is_dir():
+        return recipe
+    names = {name for entry in Store().entries() for name in entry.names}
+    return replace(recipe, start=resolve(str(recipe.start))) if str(recipe.start) in names else recipe
 
 
 def publish_run(run: Path, store: Store, which: str = "last", *, by: str = "", names: Sequence[str] = ()) -> Stored:

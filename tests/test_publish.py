@@ -17,7 +17,7 @@ from recipes.compaction import compaction_run
 from recipes.config import SHIPPED, Recipe
 from recipes.overrides import to_json
 from recipes.publish import Publish, Shelf, due
-from recipes.publish_run import publish_run
+from recipes.publish_run import publish_run, with_start
 from recipes.session import load_checkpoint, load_tokenizer
 from recipes.train import train
 from recipes.wide_search import wide_search
@@ -217,6 +217,15 @@ def test_what_cannot_be_published_is_said_in_one_line(run: Path, tmp_path: Path)
     with RunDir(tmp_path / "new", {"seed": 0}), pytest.raises(CheckpointError, match="no policy and no trainer state"):
         publish_run(tmp_path / "new", store)
     assert not store.root.exists()
+
+
+def test_a_start_by_name_is_taken_as_the_folder_that_it_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    entry = Store().add(SHIPPED, ["x/best"])
+    assert with_start(replace(wide_search(), start=Path("x/best"))).start == entry.path
+    assert with_start(wide_search()) == wide_search()
+    unknown = replace(wide_search(), start=Path("x/bets"))
+    assert with_start(unknown) == unknown
 
 
 # --- the command -----------------------------------------------------------------------
