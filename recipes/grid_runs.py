@@ -40,6 +40,7 @@ from rewards.table import table_scores
 from swarm.checkpoint import ref_of
 from swarm.context import ContextPolicy
 from swarm.folders import CheckpointError
+from swarm.store import resolve
 from swarm.types import Runner, Task, Verifier
 
 SourceName = Literal["table", "trails"]
@@ -102,7 +103,7 @@ class Measured:
     episodes: tuple[Episode, ...]
 
 
-def plan(run: Path, asked: Asked) -> Plan:
+def plan(run: Path, asked: Asked, ways: Mapping[str, Way] = WAYS) -> Plan:
     """Reads the run's recipe and checks every name. Raises CheckpointError where there is no run, MisfitError."""
     recipe = read_recipe(run)
     if asked.world_seed is not None:
@@ -112,7 +113,7 @@ def plan(run: Path, asked: Asked) -> Plan:
     if asked.program and isinstance(recipe, Recipe):
         recipe = replace(recipe, program=asked.program)
     trails = isinstance(recipe, Compaction)
-    systems = _trail_systems(recipe, asked.systems) if trails else _table_systems(recipe, asked.systems)
+    systems = _trail_systems(recipe, asked.systems) if trails else _table_systems(recipe, asked.systems, ways)
     sources = asked.sources or ("trails" if trails else "table",)
     verifiers = asked.verifiers or ("trails" if trails else recipe.verifier,)
     for name in sources:
@@ -189,7 +190,7 @@ async def _trails(plan: Plan, recipe: Compaction) -> AsyncGenerator[Grid]:
         verifiers = await verifiers_of(plan.verifiers, recipe.judging, job.engines)
 
         async def put(system: System) -> None:
-            folder = policy if system.weights == "policy" else recipe.start
+            folder = policy if system.weights == "policy" else resolve(str(recipe.start))
             await job.engine.load(await trio.to_thread.run_sync(ref_of, folder))
 
         yield Grid(
@@ -226,10 +227,10 @@ def _sources(
 # --- names -----------------------------------------------------------------------------
 
 
-def _table_systems(recipe: Recipe, texts: Sequence[str]) -> list[System]:
+def _table_systems(recipe: Recipe, texts: Sequence[str], ways: Iterable[str]) -> list[System]:
     """Those asked for, or all named ones that fit."""
     named = systems_of(recipe)
-    systems = [_system(text, named, WAYS) for text in texts]
+    systems = [_system(text, named, ways) for text in texts]
     for system in systems:
         if why := recipe.misfit(system.harness):
             raise MisfitError(f"harness {system.name} does not fit the recipe: {why}")

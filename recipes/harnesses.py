@@ -32,6 +32,7 @@ from swarm.gateway_agent import CommandAgent
 from swarm.graphs import GraphRunner
 from swarm.loop import Harness
 from swarm.seeds import derive
+from swarm.store import resolve
 from swarm.types import Budget, Rollout, Runner, Task
 
 Way = Callable[[Session], AbstractAsyncContextManager[Runner]]
@@ -156,5 +157,5 @@ def systems_of(recipe: Recipe) -> dict[str, System]:
 async def load(s: Session, system: System, policy: Path) -> None:
     """Puts the system's weights into the policy's engine; `policy` is the folder of the trained ones."""
     if system.weights:
-        folder = policy if system.weights == "policy" else s.recipe.start
+        folder = policy if system.weights == "policy" else resolve(str(s.recipe.start))
         await s.engine.load(await trio.to_thread.run_sync(ref_of, folder))

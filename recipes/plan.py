@@ -24,6 +24,7 @@ from recipes.cold_start import ColdStart, ModelConfig
 from recipes.compaction_study import Study
 from recipes.config import Recipe, Training
 from recipes.gpu import CARDS
+from recipes.judging import JUDGED
 from recipes.machine import Cluster, add_cluster, cluster_of
 from recipes.overrides import apply
 from recipes.plan_fit import Placed, names_of, notes, place, problems
@@ -98,13 +99,14 @@ def folders_of(recipe: Planned) -> list[Path]:
 
 
 def served_of(recipe: Training) -> list[Path]:
-    """The checkpoints that have engines: of the policy, the subagents, and other roles. Adapters need none."""
+    """The checkpoints that have engines: of the policy, the subagents, other roles, and a judge. Adapters need none."""
     if not isinstance(recipe, Recipe):
         return [recipe.start]
     casts = [recipe.players(k) for k in (0, *map(int, recipe.swaps))]
     folders = dict.fromkeys(_folder(f) for cast in casts for f in cast)
     others = [f for f in folders if not (f / ADAPTER_CONFIG).exists()]
-    return [recipe.start, *others]
+    judge = recipe.judging.checkpoint if recipe.verifier in JUDGED else None
+    return [recipe.start, *others, *([_folder(judge)] if judge is not None else [])]
 
 
 def _folder(written: Path) -> Path:

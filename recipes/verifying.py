@@ -14,6 +14,7 @@ from rewards.judge import Hybrid, Judge
 from rewards.verifiers import RULES
 from swarm.chat import chat_of
 from swarm.checkpoint import frozen_ref
+from swarm.store import resolve
 from swarm.types import Sampling, Task, Verifier
 
 _MORE = (1, 4, 16)
@@ -39,8 +40,9 @@ async def judge_of(judging: Judging, engines: Engines) -> Judge:
     """The judge, its engine open. Raises as `verifiers_of` does."""
     if judging.checkpoint is None:
         raise ValueError(f"judge: {judging.lacks('judge')}")
-    engine = await engines.serve(frozen_ref(judging.checkpoint), judging.engine, stays=True)
-    chat = chat_of(load_tokenizer(judging.checkpoint))
+    ref = frozen_ref(resolve(str(judging.checkpoint)))
+    engine = await engines.serve(ref, judging.engine, stays=True)
+    chat = chat_of(load_tokenizer(ref.path))
     return Judge(
         engine=engine,
         chat=chat,
