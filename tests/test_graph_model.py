@@ -1,5 +1,6 @@
 """The policy as a LangChain chat model: tools, structured output, streaming, and what it refuses."""
 
+from contextvars import copy_context
 from typing import Any, TypedDict
 
 import pytest
@@ -16,7 +17,7 @@ from swarm.graph_model import GraphModel
 from swarm.types import Rollout, Turn
 from tests.graph_cases import of_node, rolled
 from tests.swarm_cases import call, chat, harness, says
-from tests.test_spawning import CREATE
+from tests.test_spawning import CREATE, assign, swarm
 
 DONE = Turn("done")
 
@@ -290,8 +291,6 @@ async def test_after_its_rollout_a_call_is_refused():
 
     def of(model, tools):
         async def node(state):
-            from contextvars import copy_context
-
             left.append(copy_context())
             return {"messages": [AIMessage("end")]}
 
@@ -303,8 +302,6 @@ async def test_after_its_rollout_a_call_is_refused():
 
 
 async def test_a_refused_spawn_is_text_for_the_policy():
-    from tests.test_spawning import assign, swarm
-
     r = await rolled(react, swarm(says(Turn("", (CREATE, CREATE, assign(" "))), DONE)))
     assert r.ledger.counts == {"calls": 3, "duplicate_agent": 1, "empty_assignment": 1}
     assert "error: agent 'a' exists" in chat().decode(r.trace.segments[0].ids)
