@@ -1,4 +1,4 @@
-"""The command `swarm-rl`: train, plan, doctor, eval, report, view, compare, checkpoints, tasks, score.
+"""The command `swarm-rl`: train, plan, doctor, eval, gateway, report, view, compare, checkpoints, tasks, score.
 
 Whatever a user can get wrong ends as one line on stderr and exit code 2, Ctrl-C as one line and 130;
 a traceback is a bug. Not here: what the commands do (each calls one function), and the fields of
@@ -27,6 +27,7 @@ from recipes.compaction_study import compaction, study
 from recipes.compare import compare_command
 from recipes.doctor import doctor_command, guarded
 from recipes.episodes import EpisodesError
+from recipes.gateway import gateway_command
 from recipes.gpu import wide_search_4b, wide_search_30b
 from recipes.grid_command import eval_command
 from recipes.overrides import OverrideError, apply, describe
@@ -58,6 +59,7 @@ Train an orchestrator that spawns frozen subagents, and measure it.
   plan RECIPE     show what a run takes of a machine or a cluster, without loading anything
   doctor RECIPE   check this machine before a run
   eval RUN        evaluate a finished run on tasks and worlds that it never saw, under any harness and verifier
+  gateway RUN     serve a run's policy to an agent of somebody else's, in OpenAI's protocol
   report RUN      rebuild the report of a run and show its table
   view RUN        look at a run in the browser: curves, rollouts, every agent; also while it trains
   swap RUN        run over other subagents, or under other orchestrators, and tell what changes
@@ -137,6 +139,8 @@ def _dispatch(argv: list[str], recipes: Mapping[str, Entry]) -> int:
             return doctor_command(rest, {name: entry.make for name, entry in recipes.items()}, console)
         case "eval":
             return eval_command(rest, console)
+        case "gateway":
+            return gateway_command(rest, console)
         case "report":
             return _report(rest, console)
         case "view":
@@ -155,7 +159,7 @@ def _dispatch(argv: list[str], recipes: Mapping[str, Entry]) -> int:
             return score_main(rest)
         case _:
             commands = (
-                *("train", "plan", "doctor", "eval", "report", "view", "swap", "roster", "compare"),
+                *("train", "plan", "doctor", "eval", "gateway", "report", "view", "swap", "roster", "compare"),
                 *("checkpoints", "tasks", "score"),
             )
             raise UsageError(unknown("command", command, commands))

@@ -95,6 +95,7 @@ class Gateway:
             route("/v1/models/{model}", "GET", self._models),
             route("/tools", "GET", self._tools),
             route("/tools/{tool}", "POST", self._call),
+            route("/answer", "POST", self._hand_in),
         )
 
     async def _answer(self, read: Reader, prefix: str, request: Request, guest: Guest, send: Send) -> None:
@@ -125,6 +126,14 @@ class Gateway:
         async with while_there(request, guest):
             text, kind = await guest.call(name, arguments)
             await JSONResponse({"content": text, "error": kind or None})(request.scope, request.receive, send)
+
+    async def _hand_in(self, request: Request, guest: Guest, send: Send) -> None:
+        """Takes the agent's answer, `{"content": "…"}`: it is the last thing that its rollout waits for."""
+        content = json_object(await body_of(request, self._longest_body)).get("content")
+        if not isinstance(content, str):
+            raise Refusal(400, "content is no text, want the answer", param="content")
+        guest.hand_in(content)
+        await JSONResponse({"content": content})(request.scope, request.receive, send)
 
 
 class _Endpoint:

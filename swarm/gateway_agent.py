@@ -20,15 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
 
 import trio
 
-from swarm.chat import Chat
-from swarm.dialogue import Dialogues
 from swarm.engine import leash
 from swarm.gateway import Gateway
-from swarm.gateway_guest import Guest
+from swarm.gateway_guest import check_harness, guest_of
 from swarm.loop import Harness
 from swarm.types import Budget, Rollout, Task
 
@@ -59,10 +56,7 @@ class CommandAgent:
     def __post_init__(self) -> None:
         if not self.command or shutil.which(self.command[0]) is None:
             raise ValueError(f"agent: command {' '.join(self.command)!r}, want a program that can be run")
-        if self.harness.context.kind != "none":
-            raise ValueError(f"agent: context = {self.harness.context.kind}, want none: the program keeps its own")
-        if not isinstance(self.harness.chat, Chat):
-            raise ValueError(f"agent: chat = {type(self.harness.chat).__name__}, want a Chat")
+        check_harness(self.harness)
 
     @property
     def budget(self) -> Budget:
@@ -74,21 +68,10 @@ class CommandAgent:
 
     async def roll(self, task: Task, seed: int, budget: Budget) -> Rollout:
         """See `Runner`. A program that fails is an error, unless its last request was refused for want of budget."""
-        h = self.harness
-        recorder = Dialogues(
-            h.engine,
-            cast(Chat, h.chat),
-            task=task,
-            seed=seed,
-            budget=budget,
-            sampling=h.sampling,
-            note=self.note,
-            checkpoint=h.checkpoint,
-        )
-        guest = Guest(recorder, h.tools, seed)
+        guest = guest_of(self.harness, task, seed, budget, note=self.note)
         command = [task.query if word == QUESTION else word for word in self.command]
         with self.gateway.opened(guest) as url:
-            environment = environment_of(url, self.gateway.model, h.system)
+            environment = environment_of(url, self.gateway.model, self.harness.system)
             ended = await run_program(command, task.query, environment, budget.seconds, self.grace)
         if ended is None:
             return guest.rollout("", "truncated", "deadline")

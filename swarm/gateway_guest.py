@@ -20,8 +20,9 @@ from swarm.calls import prepare, run_all
 from swarm.chat import Chat
 from swarm.dialogue import DialogueError, Dialogues, Reply
 from swarm.gateway_asked import Asked, Refusal
+from swarm.loop import Harness
 from swarm.tools import CallContext, Tool
-from swarm.types import Artifact, EngineError, Rollout, Sampling, Status, Task, ToolCall, ToolSpec, Turn
+from swarm.types import Artifact, Budget, EngineError, Rollout, Sampling, Status, Task, ToolCall, ToolSpec, Turn
 from swarm.workspace import Workspace
 
 _OVER = {
@@ -50,6 +51,8 @@ class Guest:
         self._issued: list[_Issued] = []
         self._children: list[tuple[int, Rollout]] = []
         self._scopes: set[trio.CancelScope] = set()
+        self._answer = ""
+        self._answered = trio.Event()
 
     @property
     def chat(self) -> Chat:
@@ -118,6 +121,18 @@ class Guest:
         self._dialogues.count(kind)
         return text, kind
 
+    def hand_in(self, answer: str) -> None:
+        """The agent's answer, once; for one that is nobody's subprocess."""
+        if self._answered.is_set():
+            raise Refusal(409, "the answer was handed in already, want one")
+        self._answer = answer
+        self._answered.set()
+
+    async def answer(self) -> str:
+        """Waits until the answer is handed in."""
+        await self._answered.wait()
+        return self._answer
+
     def rollout(self, answer: str, status: Status, error: str = "") -> Rollout:
         """What was recorded, with the table that the answer hands in; of an agent that was cut, the rows it wrote."""
         self.workspace = self.workspace.written(answer)
@@ -138,6 +153,35 @@ class Guest:
         """Cancels all requests."""
         for scope in self._scopes:
             scope.cancel()
+
+
+def check_harness(harness: Harness) -> Chat:
+    """Its language. Raises ValueError for a harness that rewrites its context, which is the agent's own business, or
+    whose chat is of no known family."""
+    if harness.context.kind != "none":
+        raise ValueError(f"gateway: context = {harness.context.kind}, want none: the agent keeps the messages")
+    if not isinstance(harness.chat, Chat):
+        raise ValueError(f"gateway: chat = {type(harness.chat).__name__}, want a Chat")
+    return harness.chat
+
+
+def guest_of(harness: Harness, task: Task, seed: int, budget: Budget, *, note: bool) -> Guest:
+    """A guest in the place of the harness's loop. With `note` the policy is shown what is left of its budget.
+
+    Raises ValueError as `check_harness`.
+    """
+    chat = check_harness(harness)
+    recorder = Dialogues(
+        harness.engine,
+        chat,
+        task=task,
+        seed=seed,
+        budget=budget,
+        sampling=harness.sampling,
+        note=note,
+        checkpoint=harness.checkpoint,
+    )
+    return Guest(recorder, harness.tools, seed)
 
 
 def workspace_of(task: Task) -> Workspace:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
+import httpx
 import pytest
 import trio
+import trio.testing
+from rich.console import Console
 
+from recipes.gateway import visited
 from swarm.gateway import Gateway, serving
 from swarm.gateway_agent import CommandAgent
 from swarm.loop import Harness, begin, run
@@ -20,6 +26,7 @@ from tests.test_spawning import CREATE, assign, swarm
 
 AGENTS = Path(__file__).parent / "agents"
 CALLS = (Turn("", (call("echo", text="x"), call("echo", text="y"))), Turn("", (call("echo", text="z"),)))
+DONE = harness(says(Turn("done")))
 
 
 def program(name: str, *options: str) -> tuple[str, ...]:
@@ -62,14 +69,38 @@ async def test_an_orchestrator_in_a_program_is_the_native_one_token_for_token() 
     assert told.ledger.counts == native.ledger.counts
 
 
+# --- an agent that is started by hand ------------------------------------------------------------
+
+
+async def test_whoever_is_shown_the_address_may_hand_in_one_answer() -> None:
+    shown = Console(file=StringIO(), width=500)
+    made: list[Rollout] = []
+    async with serving(Gateway()) as gateway, trio.open_nursery() as nursery:
+
+        async def visit() -> None:
+            made.append(await visited(gateway, DONE, TASK, 1, Budget(9, 999), shown))
+
+        nursery.start_soon(visit)
+        await trio.testing.wait_all_tasks_blocked()
+        text = shown.file.getvalue()
+        [url] = set(re.findall(r"(http\S+)/v1'", text))
+        assert TASK.query in text
+        async with httpx.AsyncClient(trust_env=False, verify=False) as http:
+            assert (await http.post(f"{url}/answer", json={"content": 7})).status_code == 400
+            assert (await http.post(f"{url}/answer", json={"content": "| A | 1 |"})).status_code == 200
+    assert (made[0].trace.status, made[0].table) == ("answered", (("A", "1"),))
+
+
+async def test_an_answer_that_does_not_come_is_a_deadline(autojump_clock: trio.testing.MockClock) -> None:
+    made = await visited(Gateway(), DONE, TASK, 1, Budget(9, 999, seconds=5.0), Console(file=StringIO()))
+    assert (made.trace.status, made.trace.error, made.ledger.seconds) == ("truncated", "deadline", 5.0)
+
+
 # --- programs that fail ------------------------------------------------------------------------
 
 
 def python(code: str) -> tuple[str, ...]:
     return (sys.executable, "-c", code)
-
-
-DONE = harness(says(Turn("done")))
 
 
 async def test_the_question_comes_in_and_what_is_printed_is_the_answer() -> None:
