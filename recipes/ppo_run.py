@@ -37,7 +37,7 @@ from recipes.publish import Shelf, due
 from recipes.remote import Rolling, open_workers, publish, requests_of
 from recipes.roles import Weights
 from recipes.session import load_checkpoint, load_tokenizer, roll_out, warn_of_bf16
-from recipes.track import Tracker
+from recipes.track import Tracker, tracking
 from swarm.checkpoint import save
 from swarm.cluster import Cluster
 from swarm.engine.probe import verify
@@ -50,7 +50,7 @@ from swarm.rundir import RunDir
 from swarm.seeds import derive
 from swarm.states import latest, load_state, save_state
 from swarm.store import resolve
-from swarm.types import Cast, Rollout, Task
+from swarm.types import Cast, CheckpointRef, Rollout, Task
 
 R = TypeVar("R", bound=Training)
 Scores = dict[str, float]
@@ -140,14 +140,27 @@ def run_ppo(
     with RunDir(out, to_json(recipe), clean=clean) as run:
         if run.done:
             console.print(f"{out} is done; --clean trains anew.")
-        else:
-            warn_of_bf16(recipe.ppo.bf16, console)
-            trio.run(_train, recipe, run, kind, console)
-            run.finish(json.loads((out / "summary.json").read_text()))
-        return kind.report(out, console)
+            return kind.report(out, console)
+        warn_of_bf16(recipe.ppo.bf16, console)
+        report = trio.run(_tracked, recipe, run, kind, console)
+        run.finish(json.loads((out / "summary.json").read_text()))
+        return report
 
 
-async def _train(recipe: R, run: RunDir, kind: Kind[R], console: Console) -> None:
+async def _tracked(recipe: R, run: RunDir, kind: Kind[R], console: Console) -> dict[str, Any]:
+    """Trains and reports, and tells the tracker."""
+    async with tracking(run.path, recipe.wandb, to_json(recipe), console) as tracker:
+        trained, made_from = await _train(recipe, run, kind, console, tracker)
+        report = kind.report(run.path, console)
+        tracker.pictures(run.path / "report")
+        tracker.model(f"{run.path.name}-policy", trained.path, trained.sha256, made_from)
+    return report
+
+
+async def _train(
+    recipe: R, run: RunDir, kind: Kind[R], console: Console, tracker: Tracker
+) -> tuple[CheckpointRef, dict[str, CheckpointRef]]:
+    """The trained policy, and what it was made from: `start`, and those who played in the last cast."""
     for teacher in recipe.ppo.distill.teachers:
         check_tokenizer(recipe.start, teacher.path)
     policy, start_sha = load_checkpoint(recipe.start)
@@ -159,7 +172,6 @@ async def _train(recipe: R, run: RunDir, kind: Kind[R], console: Console) -> Non
     with (
         open_learner(recipe, policy) as learner,
         Progress(console, phases, {"start": 10.0, "ppo": 0.12, "evaluation": 0.1}) as progress,
-        Tracker(run.path, recipe.wandb, to_json(recipe), console) as tracker,
     ):
         progress.begin("start")
         at, before, best = _resume(run, learner)
@@ -171,13 +183,16 @@ async def _train(recipe: R, run: RunDir, kind: Kind[R], console: Console) -> Non
             casts = CastBook(run.path, job.recipe_cast)
             parts = _Run(recipe, job, shelf, casts, workers, learner, run, progress, tracker, console, slots)
             await _iterations(parts, at, before - started, best)
-            await job.recast(await trio.to_thread.run_sync(casts.at, recipe.iterations))
-            save(policy, tokenizer, run.path / "policy", learner.updates, learner.weights())
+            cast = await trio.to_thread.run_sync(casts.at, recipe.iterations)
+            await job.recast(cast)
+            trained = save(policy, tokenizer, run.path / "policy", learner.updates, learner.weights())
             progress.begin("evaluation")
             await job.closing(run.path, partial(progress.advance, "evaluation"), partial(progress.skip, "evaluation"))
             more = job.summary(learner.step)
     spent = {"start_sha256": start_sha, "wall_seconds": before + perf_counter() - started, "seed": recipe.seed}
     (run.path / "summary.json").write_text(json.dumps({**more, **spent}, indent=1) + "\n")
+    players = {f"subagent {role or 'of any role'}": mixture[0][0] for role, mixture in cast.items()}
+    return trained, {"start": CheckpointRef(recipe.start, start_sha), **players}
 
 
 def _resume(run: RunDir, learner: Learning) -> tuple[int, float, float | None]:
@@ -266,6 +281,7 @@ async def _learn(parts: _Run[R], k: int, collected: _Collected) -> dict[str, Any
     records = parts.run.path / "rollouts" / f"iteration_{k + 1:04d}.rollouts"
     records.unlink(missing_ok=True)
     write_records(records, collected.rollouts)
+    parts.tracker.rollouts(records, collected.rollouts, k)
     if learner.credit is not None:
         write_credit(path_of(records), learner.credit)
     parts.progress.note(collected.line)
