@@ -107,12 +107,15 @@ class RecordFile:
 
     def __getitem__(self, k: int) -> Rollout:
         """Raises RecordError where the frame is damaged, or no rollout."""
-        payload = self._payload(k)
-        shares = self._dictionary if k and self.shared else None
         try:
-            return _decoder.decode(zstandard.ZstdDecompressor(dict_data=shares).decompress(payload))
+            return _decoder.decode(self.unpacked(k))
         except (msgspec.DecodeError, zstandard.ZstdError) as e:
             raise RecordError(f"{self.path}: record {k} is no rollout of this version: {e}") from e
+
+    def unpacked(self, k: int) -> bytes:
+        """The msgpack of a rollout, for those who want less of it. Raises RecordError, or ZstdError where it is none."""
+        shares = self._dictionary if k and self.shared else None
+        return zstandard.ZstdDecompressor(dict_data=shares).decompress(self._payload(k))
 
     @property
     def shared(self) -> bool:
