@@ -10,23 +10,18 @@ A file that grows is read on, so a list follows a run that trains; one that was 
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from struct import Struct as Layout
-from typing import BinaryIO
 
 import msgspec
 import zstandard
 from msgspec import Struct
 
-from swarm.records import RecordError
+from swarm.records import SUFFIX, RecordError, RecordFile
 from swarm.types import Ledger, Reward, Rollout
 
-_HEAD = Layout("<II")
-_MAGIC = len(b"SWARMREC1\n")
-_LARGEST = 1 << 30
+_BEGINNING = 18
 _NUMBER = re.compile(r"(\d+)$")
 
 
@@ -87,22 +82,20 @@ class _Tree(Struct):
 
 
 _TREE = msgspec.msgpack.Decoder(_Tree)
-_ROLLOUT = msgspec.msgpack.Decoder(Rollout)
 
 
-@dataclass(slots=True)
-class _File:
-    """How far a record file was read: where its frames begin, where the next one would, and which file it was."""
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A record file as it was when it was last read, and its beginning, by which another one is told."""
 
-    inode: int
-    end: int
-    starts: list[int]
+    beginning: bytes
+    file: RecordFile
 
 
 class Index:
     """The list of a folder's rollouts: `for _ in index.refresh(): …; index.rows`.
 
-    `generation` counts how often the list began anew. `damaged`: files that are no record, with the reason.
+    `generation` counts how often the list began anew. `damaged`: what cannot be read, by file, with the reason.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -110,61 +103,55 @@ class Index:
         self.rows: list[Row] = []
         self.generation = 0
         self.damaged: dict[str, str] = {}
-        self._files: dict[str, _File] = {}
+        self._seen: dict[str, _Seen] = {}
+        self._listed: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
 
     def refresh(self) -> Iterator[None]:
         """Reads what was added, and stops after every row, so that whoever waits may do something else."""
-        paths = sorted(self.folder.glob("*.rollouts"))
-        if any(self._replaced(name) for name in self._files):
-            self.rows, self._files, self.damaged = [], {}, {}
+        if any(self._replaced(name) for name in self._seen):
+            self.rows, self._seen, self._listed, self._sizes, self.damaged = [], {}, {}, {}, {}
             self.generation += 1
-        for path in paths:
-            if path.stem not in self.damaged:
-                yield from self._read_on(path)
+        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+            yield from self._read_on(path)
 
     def load(self, id: str) -> Rollout:
         """The whole rollout of a row. Raises KeyError where there is none, RecordError where it does not read."""
         name, _, number = id.rpartition(":")
-        file = self._files[name]
-        if not number.isdecimal() or int(number) >= len(file.starts):
+        if not number.isdecimal() or int(number) >= self._listed.get(name, 0):
             raise KeyError(id)
-        path = self.folder / f"{name}.rollouts"
-        with path.open("rb") as f:
-            f.seek(file.starts[int(number)])
-            payload = _frame(f)
-        if payload is None:
-            raise RecordError(f"{path}: rollout {number} is gone, want the file as it was listed")
-        try:
-            return _ROLLOUT.decode(payload)
-        except msgspec.DecodeError as e:
-            raise RecordError(f"{path}: rollout {number} is none of this version: {e}") from e
+        return self._seen[name].file[int(number)]
 
     def _replaced(self, name: str) -> bool:
+        seen = self._seen[name]
+        path = self.folder / f"{name}{SUFFIX}"
         try:
-            stat = (self.folder / f"{name}.rollouts").stat()
+            return path.stat().st_size < seen.file.whole or _beginning(path) != seen.beginning
         except FileNotFoundError:
             return True
-        return stat.st_ino != self._files[name].inode or stat.st_size < self._files[name].end
 
     def _read_on(self, path: Path) -> Iterator[None]:
-        """The rows of the frames that are whole, from the first that was not."""
-        stat = path.stat()
-        file = self._files.get(path.stem) or _File(stat.st_ino, _MAGIC, [])
-        if stat.st_size <= file.end:
+        """The rows of the frames that were not there, or not whole, when the file was last read."""
+        name, size = path.stem, path.stat().st_size
+        if self._sizes.get(name) == size:
             return
-        with path.open("rb") as f:
-            f.seek(file.end)
-            while (payload := _frame(f)) is not None:
-                try:
-                    row = row_of(path.stem, len(file.starts), payload)
-                except msgspec.DecodeError as e:
-                    self.damaged[path.stem] = str(e)
-                    return
-                file.starts.append(file.end)
-                file.end = f.tell()
-                self._files[path.stem] = file
-                self.rows.append(row)
+        self._sizes[name] = size
+        try:
+            file = RecordFile(path)
+            if len(file):
+                self._seen[name] = _Seen(_beginning(path), file)
+            for k in range(self._listed.get(name, 0), len(file)):
+                self.rows.append(row_of(name, k, file.unpacked(k)))
+                self._listed[name] = k + 1
                 yield
+        except (RecordError, msgspec.DecodeError, zstandard.ZstdError) as e:
+            self.damaged[name] = str(e)
+
+
+def _beginning(path: Path) -> bytes:
+    """Up to the checksum of the first rollout, which no other has."""
+    with path.open("rb") as f:
+        return f.read(_BEGINNING)
 
 
 def row_of(name: str, index: int, payload: bytes) -> Row:
@@ -202,15 +189,3 @@ def _any_failed(tree: _Tree) -> bool:
 
 def _sum(tree: _Tree, value: Callable[[_Tree], int]) -> int:
     return value(tree) + sum(_sum(child, value) for child in tree.children)
-
-
-def _frame(file: BinaryIO) -> bytes | None:
-    """What the frame at a file's place holds, or None where it is not whole: it may still be under way."""
-    head = file.read(_HEAD.size)
-    if len(head) < _HEAD.size:
-        return None
-    length, crc = _HEAD.unpack(head)
-    packed = file.read(length) if length <= _LARGEST else b""
-    if len(packed) != length or zlib.crc32(packed) != crc:
-        return None
-    return zstandard.ZstdDecompressor().decompress(packed)

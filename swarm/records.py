@@ -113,7 +113,7 @@ class RecordFile:
             raise RecordError(f"{self.path}: record {k} is no rollout of this version: {e}") from e
 
     def unpacked(self, k: int) -> bytes:
-        """The msgpack of a rollout, for those who want less of it. Raises RecordError, or ZstdError where it is none."""
+        """The msgpack of a rollout, for those who want less of it. Raises RecordError, ZstdError."""
         shares = self._dictionary if k and self.shared else None
         return zstandard.ZstdDecompressor(dict_data=shares).decompress(self._payload(k))
 
@@ -236,7 +236,7 @@ def _dictionary(data: bytes) -> zstandard.ZstdCompressionDict:
 
 def _compressor(shares: zstandard.ZstdCompressionDict | None) -> zstandard.ZstdCompressor:
     if shares is not None:
-        shares.precompute_compress(level=_LEVEL)
+        shares.precompute_compress(level=_LEVEL)  # pyright: ignore[reportUnknownMemberType]
     return zstandard.ZstdCompressor(level=_LEVEL, dict_data=shares)
 
 

@@ -1,6 +1,6 @@
 // Two rollouts side by side: what each measure says of both, where they part, and both in time over one axis.
 
-import { choice, h, num, plural, signed } from "./dom.js";
+import { choice, h, num, signed } from "./dom.js";
 import { get } from "./store.js";
 import { Timeline } from "./timeline.js";
 
@@ -86,17 +86,20 @@ function parting(said) {
   const head = h("h2", {}, "Where they part");
   if (k === a.length && k === b.length) return h("section", { class: "card" }, head, h("p", { class: "empty" }, "They do not: the first agents saw and said the same, token for token."));
   const turn = a.slice(0, k + 1).filter((s) => s.kind === "sampled").length;
-  const sampled = a[k]?.kind === "sampled" && b[k]?.kind === "sampled";
-  const token = sampled ? a[k].ids.findIndex((id, i) => id !== b[k].ids[i]) : -1;
-  const words = sampled ? `in turn ${turn}, from token ${(token < 0 ? a[k].ids.length : token) + 1} on` : turn ? `in what came back after turn ${turn}` : "in the prompt";
-  return h("section", { class: "card" }, head, h("p", {}, `The first agents are alike ${k ? `for ${plural(k, "span")}` : "in nothing"}, and part ${words}.`), h("div", { class: "pair" }, [a[k], b[k]].map((span) => h("pre", { class: "last" }, span ? textFrom(span, token) : "it ends here"))));
+  const texts = [a[k], b[k]].map((span) => (span ? (span.text ?? span.pieces.join("")) : ""));
+  const common = shared(...texts);
+  const words = a[k]?.kind === "sampled" && b[k]?.kind === "sampled" ? `in turn ${turn}` : turn ? `in what came back after turn ${turn}` : "in the prompt";
+  const shown = [a[k], b[k]].map((span, i) => h("pre", { class: "last" }, span ? [h("span", { class: "soft" }, texts[i].slice(0, common)), h("mark", {}, texts[i].slice(common))] : "it ends here"));
+  return h("section", { class: "card" }, head, h("p", {}, `The first agents part ${words}${k ? `; before it they are alike, token for token` : ""}.`), h("div", { class: "pair" }, shown));
 }
 
 const alike = (a, b) => a.kind === b.kind && (a.kind === "sampled" ? a.ids.join() === b.ids.join() : a.text === b.text);
 
-function textFrom(span, token) {
-  if (span.kind !== "sampled" || token < 0) return span.text ?? span.pieces.join("");
-  return [h("span", { class: "soft" }, span.pieces.slice(0, token).join("")), h("mark", {}, span.pieces.slice(token).join(""))];
+/** How many letters two texts begin with alike. */
+function shared(a, b) {
+  let n = 0;
+  while (n < a.length && n < b.length && a[n] === b[n]) n += 1;
+  return n;
 }
 
 /** The rows on which the two differ. */

@@ -88,7 +88,7 @@ class Page {
 
   findings() {
     const found = this.rollout.findings.map((f) =>
-      h("li", {}, h("button", { type: "button", class: "finding", "data-kind": f.kind, onclick: () => this.go(f.lane, f.turn, true) }, h("b", {}, f.title), h("span", {}, f.text))),
+      h("li", {}, h("button", { type: "button", class: "finding", "data-kind": f.kind, onclick: () => this.go(f.lane, f.turn, true) }, h("b", {}, f.title), h("span", {}, f.text.replace(/(^|\s)-(?=\d)/g, "$1−")))),
     );
     return found.length ? h("section", { "aria-label": "Worth a look" }, h("ul", { class: "findings" }, found)) : null;
   }
