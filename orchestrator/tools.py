@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
+from swarm.drive import Drive
 from swarm.loop import Subagent, Subagents, begin, run
 from swarm.tools import CallContext, Refused
 from swarm.types import Artifact, Rollout, ToolCall, ToolResult, ToolSpec
@@ -104,7 +105,8 @@ class CreateSubagent:
 
 @dataclass(frozen=True, slots=True)
 class AssignTask:
-    """Runs a created subagent on a prompt. `subagent` says who that is, from a name and the assignment's seed.
+    """Runs a created subagent on a prompt. `subagent` says who that is, from a name and the assignment's seed, and
+    `drive` takes it to its end.
 
     Handles named in the prompt are written out for the subagent, which shares nothing else.
     """
@@ -112,6 +114,11 @@ class AssignTask:
     subagent: Subagents
     limits: SpawnLimits
     spec: ToolSpec = ASSIGN
+    drive: Drive = run
+
+    def driven(self, drive: Drive) -> AssignTask:
+        """See `Spawner`."""
+        return replace(self, drive=drive)
 
     def prepare(self, call: ToolCall, context: CallContext) -> Workspace | Refused:
         values = _strings(call, "agent", "prompt")
@@ -152,7 +159,7 @@ class AssignTask:
             prompt=context.workspace.expand(prompt),
             workspace=context.workspace.child(),
         )
-        child = await run(harness, state)
+        child = await self.drive(harness, state)
         return ToolResult(self._message(child, who), error=_failure(child), child=child)
 
     def _message(self, child: Rollout, who: Subagent) -> tuple[str | Artifact, ...]:

@@ -8,7 +8,7 @@ Not here: comparing (`swarm.replay`), and what follows the record (`swarm.fork`)
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
@@ -88,9 +88,9 @@ class Recorded:
     async def load(self, ref: object) -> None:
         raise EngineError("a record has no weights")
 
-    def at(self, index: int) -> Returned:
-        """What the call at this place of the trace gave back."""
-        return self.returned[index] if index < len(self.returned) else Returned(NO_RECORD)
+    def at(self, index: int) -> Returned | None:
+        """What the call at this place of the trace gave back; None behind the last."""
+        return self.returned[index] if index < len(self.returned) else None
 
     def budget(self, turn: int) -> Budget:
         """The budget that the agent had when this turn was due."""
@@ -99,28 +99,26 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class KeptTool:
-    """Gives back what came. `tool`: the one whose calls these were, for what they do to a workspace, if it is at hand.
-
-    `live` has the places in the trace of the calls that it is to run after all.
+    """Gives back what came, `at` a call's place in the trace. `tool`: the one whose calls these were, if it is at hand,
+    for what they do to a workspace; it runs those for which nothing came.
     """
 
     spec: ToolSpec
-    record: Recorded
+    at: Callable[[int], Returned | None]
     child: Child
     tool: Tool | None = None
-    live: frozenset[int] = frozenset()
 
     def prepare(self, call: ToolCall, context: CallContext) -> Workspace | Refused:
-        came = self.record.at(context.index)
-        if came.refused:
+        came = self.at(context.index)
+        if came is not None and came.refused:
             return Refused(came.result.error, "".join(map(str, came.result.parts)).removeprefix("error: "))
         prepared = context.workspace if self.tool is None else self.tool.prepare(call, context)
-        return context.workspace if isinstance(prepared, Refused) else prepared
+        return context.workspace if came is not None and isinstance(prepared, Refused) else prepared
 
     async def run(self, call: ToolCall, context: CallContext) -> ToolResult:
-        if self.tool is not None and context.index in self.live:
-            return await self.tool.run(call, context)
-        came = self.record.at(context.index)
+        came = self.at(context.index)
+        if came is None:
+            return NO_RECORD if self.tool is None else await self.tool.run(call, context)
         if came.child is None:
             return came.result
         return structs.replace(came.result, child=await self.child(came.child, context))
@@ -147,9 +145,9 @@ async def retaken(harness: Harness, state: State, act: Act) -> State:
     after = await step(harness, state)
     if len(after.acts) == len(state.acts):
         return after
-    mine = structs.replace(after.acts[-1], seconds=act.seconds, calling=act.calling, given=act.given)
+    mine = structs.replace(after.acts[-1], seconds=act.seconds, calling=act.calling)
     after = structs.replace(after, acts=(*after.acts[:-1], mine))
-    return _unsampled(after) if act.given else after
+    return given(after, act.given) if act.given else after
 
 
 def turns_of(trace: Trace) -> list[Completion]:
@@ -188,16 +186,13 @@ def _returned(rollout: Rollout) -> tuple[Returned, ...]:
     return tuple(found)
 
 
-def _unsampled(state: State) -> State:
+def given(state: State, ids: tuple[int, ...]) -> State:
+    """The state after a turn that nobody sampled, so that it is not trained."""
+    acts = (*state.acts[:-1], structs.replace(state.acts[-1], given=ids))
+
     def observed(segment: Segment) -> Segment:
         spans = [Span("observed", s.ids) if s.version == GIVEN else s for s in segment.spans]
         return Segment(tuple(spans), segment.opened_by)
 
     past = (*state.past[:-1], *map(observed, state.past[-1:]))
-    return structs.replace(state, segment=observed(state.segment), past=past)
-
-
-def kept_harness(harness: Harness, record: Recorded) -> Harness:
-    """The harness with the record for its engine, on the terms of the record."""
-    terms = record.setup.terms
-    return replace(harness, engine=record, sampling=terms.sampling, context=terms.context, scratchpad=terms.scratchpad)
+    return structs.replace(state, segment=observed(state.segment), past=past, acts=acts)

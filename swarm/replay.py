@@ -96,7 +96,7 @@ def _harness(record: Recorded, chats: Chats) -> Harness:
     return Harness(
         engine=record,
         chat=chats(trace),
-        tools=tuple(KeptTool(spec, record, child) for spec in setup.terms.specs),
+        tools=tuple(KeptTool(spec, record.at, child) for spec in setup.terms.specs),
         system=setup.system,
         sampling=setup.terms.sampling,
         budget=setup.budget,
