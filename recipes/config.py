@@ -6,6 +6,8 @@ the whole of it. Not here: what the settings do.
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -188,6 +190,8 @@ class Recipe(Training):
             return f"main.rewriting.kind = {kind!r}, want {harness!r}"
         if harness == "program" and not self.program:
             return "program = (), want the command of an agent program"
+        if harness == "program" and shutil.which(self.program[0]) is None:
+            return f"program = {shlex.join(self.program)!r}, want a command that can be run"
         return ""
 
     def role(self, name: str) -> RoleSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,7 +21,7 @@ from recipes.engines import open_engines
 from recipes.grid import Cell, Grid, Source, Trial, as_json, cells, check_fits, grid_table, make, verify
 from recipes.grid_command import evaluated
 from recipes.grid_runs import Asked, Measured, measure, plan
-from recipes.harnesses import HARNESSES, Mixed, System, systems_of
+from recipes.harnesses import HARNESSES, WAYS, Mixed, System, native, systems_of
 from recipes.judging import VERIFIERS, Judging
 from recipes.overrides import OverrideError, apply, from_json, to_json
 from recipes.placement import Placement, Serving
@@ -283,6 +284,23 @@ def test_what_is_not_there_or_does_not_fit_is_refused_before_anything_is_loaded(
 ):
     with pytest.raises(MisfitError, match=line):
         plan(run_of(tmp_path, wide_search()), asked)
+
+
+def test_a_harness_of_ones_own_is_passed_beside_the_others(tmp_path: Path):
+    run = run_of(tmp_path, wide_search())
+    mine = {**WAYS, "mine": native(lambda s: OnlyAirports())}
+    assert [s.harness for s in plan(run, Asked(systems=("mine", "mine@start")), mine).systems] == ["mine", "mine"]
+    with pytest.raises(MisfitError, match="unknown harness 'mine'"):
+        plan(run, Asked(systems=("mine",)))
+
+
+def test_an_agent_program_must_be_named_and_be_there(tmp_path: Path):
+    run = run_of(tmp_path, wide_search())
+    with pytest.raises(MisfitError, match=r"harness program does not fit the recipe: program = \(\), want the command"):
+        plan(run, Asked(systems=("program",)))
+    with pytest.raises(MisfitError, match="program = 'no-such-agent -x', want a command that can be run"):
+        plan(run, Asked(systems=("program",), program=("no-such-agent", "-x")))
+    assert plan(run, Asked(systems=("program",), program=(sys.executable,))).systems[0].harness == "program"
 
 
 def test_the_command_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
