@@ -12,6 +12,7 @@ from rich.console import Console
 
 from recipes.config import Evaluation, Recipe, TaskMix
 from recipes.grid_runs import Asked, measure, plan
+from recipes.metric_names import unknown
 from recipes.train import train
 from recipes.wide_search import single_agent, wide_search
 from swarm.records import read
@@ -105,6 +106,7 @@ def test_the_single_agent_is_trained_by_the_same_loop(tmp_path: Path):
     report = train(small(single_agent()), tmp_path / "run", console=Console(quiet=True))
     assert list(report["systems"]) == ["single_agent", "floor", "ceiling"]
     rows = read_metrics(tmp_path / "run")
+    assert unknown({name for row in rows for name in row}) == []
     assert {r["rollout/spawn_rate"] for r in rows} == {0.0}
     assert json.loads((tmp_path / "run" / "recipe.json").read_text())["spawn"] is False
 
