@@ -37,7 +37,12 @@ GROUPS: Mapping[str, Callable[[], Recipe]] = {
 }
 """Group → the recipe that its runs were made with."""
 _NEEDED = ("seed", "spawn", "iterations", "episodes", "tasks", "parl", "evaluation")
-_MACHINE = frozenset({"seed", "threads", "at_once", "wandb", "checkpoint_every", "start", "subagent"})
+_MACHINE = frozenset(
+    {
+        *("seed", "threads", "at_once", "wandb", "checkpoint_every", "start", "subagent"),
+        *("publish", "publish.store", "publish.every", "publish.last", "publish.best", "publish.name"),
+    }
+)
 """Fields that may differ between the seeds of a group; the two checkpoints are compared by their sha256 instead."""
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from recipes.cli import main
 from recipes.compaction import compaction_run
@@ -19,7 +18,6 @@ from recipes.overrides import to_json
 from recipes.publish import Publish, Shelf, due
 from recipes.publish_run import publish_run, with_start
 from recipes.session import load_checkpoint, load_tokenizer
-from recipes.train import train
 from recipes.wide_search import wide_search
 from swarm.checkpoint import filed, load_model, save, weights_sha256
 from swarm.folders import CheckpointError
@@ -29,7 +27,7 @@ from swarm.states import save_state
 from swarm.store import Store
 from swarm.store_card import Origin
 from tests.test_checkpoint import tiny
-from tests.test_train import SMALL, killed_after, small
+from tests.test_train import SMALL, killed_after
 
 STORE = Path("checkpoints")
 
@@ -112,12 +110,13 @@ def test_a_run_whose_folder_is_no_name_is_refused_before_it_begins(tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_run_that_was_killed_while_it_published_loses_and_doubles_nothing(tmp_path: Path) -> None:
     run, store = tmp_path / "run", Store(tmp_path / "store")
     rules = ("--publish.store", str(store.root), "--publish.every", "2", "--publish.name", "x", "--quick_every", "1")
-    killed_after(store.root / "names.json", "train", "wide_search", "--out", str(run), *SMALL, *rules)
-    recipe = replace(small(wide_search()), quick_every=1, publish=Publish(store.root, every=2, name="x"))
-    train(recipe, run, console=Console(quiet=True))
+    command = ("train", "wide_search", "--out", str(run), *SMALL, *rules)
+    for moment in (store.root / "names.json", run / "checkpoints" / "step_000002", run / "policy"):
+        killed_after(moment, *command)
 
     entries = store.entries(thorough=True)
     assert [e.fault for e in entries if e.fault] == []
