@@ -7,8 +7,8 @@
     GraphRunner(react, builder.swarm(engine, frozen))
     GraphRunner(supervisor, builder.single(engine))
 
-Neither knows anything of this project but its model and its tools. The one file that imports langgraph. Not here: how
-a graph is run and recorded (`swarm.graphs`).
+Neither knows anything of this project but its model and its tools. Not here: how a graph is run and recorded
+(`swarm.graphs`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from typing import Annotated, Any, TypedDict
 from langchain.agents import create_agent
 from langchain.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolCall, ToolMessage
 from langchain.tools import tool
-from langgraph.graph import END, START, StateGraph
-from langgraph.prebuilt import ToolNode
-from langgraph.types import Send
 
+from swarm.graph_kit import END, START, Send, StateGraph, ToolNode
 from swarm.graph_model import GraphModel, GraphTool
 from swarm.graphs import Graph
 
