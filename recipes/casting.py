@@ -22,18 +22,19 @@ from recipes.roles import Weights, check_weights
 from subagents.roster import RosterError
 from swarm.checkpoint import frozen_ref
 from swarm.folders import CheckpointError, flush
-from swarm.store import resolve
+from swarm.store import STORE, Store, resolve
 from swarm.types import Cast, CheckpointRef, Mixture
 
 FILE, NEXT = "roster.jsonl", "roster.next.json"
 
 
 class Played(Struct, frozen=True):
-    """A checkpoint in a role, as it is on file."""
+    """A checkpoint in a role, as it is on file; `name` is what it was called, in the store or as a folder."""
 
     path: str
     sha256: str
     weight: float = 1.0
+    name: str = ""
 
 
 class Entry(Struct, frozen=True):
@@ -63,9 +64,9 @@ class CastBook:
         entries = [e for e in entries_of(self.run) if e.iteration <= iteration]
         if entries and entries[-1].iteration == iteration:
             return self._cast(entries[-1].cast)
-        cast = entries[-1].cast if entries else _played(self.written(0))
+        cast = entries[-1].cast if entries else _played(self.written(0), self.run)
         asked = asked_of(self.run)
-        changed = {**cast, **_played(self.written(iteration)), **asked}
+        changed = {**cast, **_played(self.written(iteration), self.run), **asked}
         if changed and (not entries or changed != cast):
             self._append(Entry(iteration, changed, "hand" if asked else "recipe"))
         (self.run / NEXT).unlink(missing_ok=True)
@@ -112,21 +113,26 @@ def ask(run: Path, changes: Mapping[str, Weights]) -> None:
     """
     for role, weights in changes.items():
         check_weights(f"role {role!r}", weights)
-    whole = {**asked_of(run), **_played(changes)}
+    whole = {**asked_of(run), **_played(changes, run)}
     part = run / f"{NEXT}.part"
     part.write_text(json.dumps(msgspec.to_builtins(whole), indent=1) + "\n")
     flush(part)
     os.replace(part, run / NEXT)
 
 
-def _played(changes: Mapping[str, Weights]) -> dict[str, list[Played]]:
+def _played(changes: Mapping[str, Weights], run: Path) -> dict[str, list[Played]]:
     """Paths are absolute, so that a later command finds them from anywhere."""
-    return {role: [_found(f, weight) for f, weight in weights.items()] for role, weights in changes.items()}
+    return {role: [_found(f, weight, run) for f, weight in weights.items()] for role, weights in changes.items()}
 
 
-def _found(text: str, weight: float) -> Played:
-    ref = frozen_ref(resolve(text))
-    return Played(str(ref.path.absolute()), ref.sha256, weight)
+def _found(text: str, weight: float, run: Path) -> Played:
+    """One of the store is pinned by the run: it stays though its name moves on."""
+    if Path(text).is_dir():
+        ref, name = frozen_ref(Path(text)), Path(text).name
+    else:
+        resolve(text)  # says what it wants where that is neither
+        ref, name = Store(STORE).get(text, pin=str(run)), text
+    return Played(str(ref.path.absolute()), ref.sha256, weight, name)
 
 
 def last_cast(run: Path) -> Cast:

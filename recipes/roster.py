@@ -99,4 +99,4 @@ def _table(run: Path) -> Table:
 
 def _players(players: Sequence[Played]) -> str:
     total = sum(p.weight for p in players)
-    return ", ".join(f"{p.weight / total:.0%} {Path(p.path).name} ({p.sha256[:8]})" for p in players)
+    return ", ".join(f"{p.weight / total:.0%} {p.name or Path(p.path).name} ({p.sha256[:8]})" for p in players)

@@ -18,6 +18,7 @@ from recipes.roster import changes_of
 from subagents.roster import RosterError
 from swarm.checkpoint import ref_of
 from swarm.folders import CheckpointError
+from swarm.store import STORE, Store
 
 READER, SLOPPY = str(SHIPPED), str(SHIPPED.with_name("sloppy-1m"))
 
@@ -86,7 +87,7 @@ def test_a_checkpoint_that_has_become_another_is_refused(tmp_path):
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused_when_it_is_asked_for(tmp_path):
-    with pytest.raises(CheckpointError, match="no such checkpoint folder"):
+    with pytest.raises(CheckpointError, match="none: no such folder"):
         ask(tmp_path, {"": {str(tmp_path / "none"): 1.0}})
     assert asked_of(tmp_path) == {}
     (tmp_path / NEXT).write_text("[]")
@@ -129,3 +130,17 @@ def test_checkpoints_are_named_with_weights():
         changes_of(None, ["x"])
     with pytest.raises(UsageError, match="want A or A,B:2"):
         changes_of(",", [])
+
+
+def test_a_checkpoint_of_the_store_stays_as_long_as_the_run_needs_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    store = Store(STORE)
+    store.add(Path(READER), ["mine/last"])
+    recipe = replace(Recipe(), subagent=Path("mine/last"))
+    run = tmp_path / "run"
+    run.mkdir()
+    first = book(run, recipe).at(1)
+    store.add(Path(SLOPPY), ["mine/last"])  # the name moves on
+    assert book(run, recipe).at(1) == first
+    (entry,) = entries_of(run)
+    assert [(p.name, p.sha256) for p in entry.cast[""]] == [("mine/last", ref_of(Path(READER)).sha256)]
