@@ -139,7 +139,9 @@ async def rewarded(
     rollouts = [parl(r, v.scores.get(verifier.main), recipe.parl, step) for r, v in pairs]
     scores = [v.scores if "row_f1" in v.scores else table_scores(r.task, r.table) for r, v in pairs]
     lambdas = recipe.parl.lambdas(step)
-    m = {**verdict_metrics(verdicts), **rollout_metrics(rollouts, scores), **harness_metrics(rollouts, scores)}
+    tables = rollout_metrics(rollouts, scores)
+    judged = {k: v for k, v in verdict_metrics(verdicts).items() if k.replace("verdict/", "rollout/") not in tables}
+    m = {**judged, **tables, **harness_metrics(rollouts, scores)}
     line = (
         f"item-F1 {m['rollout/item_f1']:.3f}, {m['rollout/critical_steps']:.1f} critical steps, "
         f"width {m['rollout/width']:.1f}, spawned in {m['rollout/spawn_rate']:.0%}"
