@@ -150,26 +150,46 @@ async def retaken(harness: Harness, state: State, act: Act) -> State:
     return given(after, act.given) if act.given else after
 
 
-def turns_of(trace: Trace) -> list[Completion]:
-    """What an engine said, turn by turn. Raises RecordGap where the spans hold other ids than the acts count."""
-    sampled = [s for segment in trace.segments for s in segment.spans if s.kind == "sampled"]
-    turns: list[Completion] = []
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a turn stands in a trace: its segment, the place of its first span in it, and its spans."""
+
+    segment: int
+    span: int
+    spans: tuple[Span, ...]
+
+
+def places_of(trace: Trace) -> list[Place]:
+    """Where each turn stands. Raises RecordGap where the spans hold other ids than the acts count."""
+    flat = [(k, j, span) for k, segment in enumerate(trace.segments) for j, span in enumerate(segment.spans)]
+    found: list[Place] = []
     at = 0
-    for k, act in enumerate(trace.acts):
-        if act.given:
-            turns.append(Completion(act.given, (0.0,) * len(act.given), GIVEN, "stop"))
-            continue
+    for turn, act in enumerate(trace.acts):
+        while at < len(flat) and act.sampled and not _begins(flat[at][2], act):
+            at += 1
         first, ids = at, 0
-        while ids < act.sampled and at < len(sampled):
-            ids += len(sampled[at].ids)
+        while at < len(flat) and ids < act.sampled and flat[at][2].kind != "prompt":
+            ids += len(flat[at][2].ids)
             at += 1
         if ids != act.sampled:
-            raise RecordGap(f"{trace.agent}: turn {k} has {ids} sampled ids in its spans, want {act.sampled}")
-        turns.append(_completion(sampled[first:at], act))
-    return turns
+            raise RecordGap(f"{trace.agent}: turn {turn} has {ids} sampled ids in its spans, want {act.sampled}")
+        segment, span, _ = flat[first] if first < len(flat) else (len(trace.segments) - 1, len(flat), None)
+        found.append(Place(segment, span, tuple([s for _, _, s in flat[first:at]])))
+    return found
+
+
+def turns_of(trace: Trace) -> list[Completion]:
+    """What an engine said, turn by turn. Raises RecordGap as `places_of` does."""
+    return [_completion(place.spans, act) for place, act in zip(places_of(trace), trace.acts, strict=True)]
+
+
+def _begins(span: Span, act: Act) -> bool:
+    return span.ids == act.given if act.given else span.kind == "sampled"
 
 
 def _completion(spans: Sequence[Span], act: Act) -> Completion:
+    if act.given:
+        return Completion(act.given, (0.0,) * len(act.given), GIVEN, "stop")
     ids = tuple([i for s in spans for i in s.ids])
     logprobs = tuple([x for s in spans for x in s.logprobs])
     earlier = tuple([(s.version, len(s.ids)) for s in spans[:-1]])

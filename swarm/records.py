@@ -263,4 +263,4 @@ def _frame(fd: int, at: int) -> bytes | None:
     head = os.pread(fd, _HEAD.size, at)
     length, crc = _HEAD.unpack(head)
     payload = os.pread(fd, length, at + _HEAD.size)
-    return payload if len(payload) == length and zlib.crc32(payload) == crc else None
+    return payload if 0 < length == len(payload) and zlib.crc32(payload) == crc else None

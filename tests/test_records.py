@@ -1,15 +1,22 @@
 """Rollout records: every tree comes back exactly, and a torn file loses its tail only."""
 
 import resource
+import struct
+import zlib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from swarm.records import RecordError, read, torn_bytes, write
-from swarm.types import Ledger, OpenedBy, Reward, Rollout, Segment, Span, Stage, Task, Trace
+from swarm.kept import lacks
+from swarm.records import SUFFIX, RecordError, Records, read, torn_bytes, write
+from swarm.terms import Budget, ContextPolicy, Sampling, Setup, Terms, ToolSpec
+from swarm.types import Act, Artifact, Ledger, OpenedBy, Reward, Rollout, Segment, Span, Stage, Task, ToolResult, Trace
 
 numbers = st.floats(allow_nan=False)
 counts = st.integers(0, 1 << 40)
@@ -25,8 +32,24 @@ segments = st.builds(
     st.lists(sampled | given_spans, max_size=3).map(tuple),
     st.sampled_from(["start", "truncation", "compaction", "fork"]),
 )
+artifacts = st.builds(Artifact, names, names, st.dictionaries(names, names, max_size=1), cells)
+results = st.builds(ToolResult, st.lists(names | artifacts, max_size=2).map(tuple), names)
+places = st.lists(st.integers(0, 9), max_size=2).map(tuple)
+acts = st.builds(
+    *(Act, counts, counts, numbers, st.lists(results, max_size=2).map(tuple), places, places, numbers, numbers, places)
+)
+budgets = st.builds(Budget, st.integers(1, 99), st.integers(1, 9999), st.floats(0.5, 1e9))
+SPEC = ToolSpec("echo", "Echo.", {"type": "object", "properties": {"x": {"type": "integer"}}}, ordinary=False)
+terms = st.builds(
+    *(Terms, st.just((SPEC,)), st.builds(Sampling, counts, numbers, numbers, places, counts)),
+    *(st.sampled_from([ContextPolicy(), ContextPolicy("compaction", 400, 1)]), st.booleans()),
+)
+setups = st.none() | st.builds(
+    Setup, terms, counts, st.integers(0, 3), budgets, names, st.just(()) | st.tuples(st.tuples(counts, budgets))
+)
 traces = st.builds(
-    Trace, names, st.lists(segments, max_size=2).map(tuple), st.sampled_from(["answered", "exhausted", "error"]), names
+    *(Trace, names, st.lists(segments, max_size=2).map(tuple), st.sampled_from(["answered", "exhausted", "error"])),
+    *(names, names, st.lists(acts, max_size=2).map(tuple), setups),
 )
 stages = st.builds(Stage, counts, st.lists(counts, max_size=3).map(tuple))
 ledgers = st.builds(
@@ -96,6 +119,33 @@ def test_a_file_cut_anywhere_keeps_its_whole_rollouts(tmp_path: Path) -> None:
         assert torn_bytes(path) == cut - (first if cut >= first else 10 if cut >= 10 else 0)
 
 
+@pytest.mark.slow
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_cut_at_any_byte_loses_the_last_rollout_at_most_and_says_so(tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / f"cut{SUFFIX}"
+    path.unlink(missing_ok=True)
+    ends = [10]
+    for name in "abcd":
+        write(path, [rollout(name)])
+        ends.append(path.stat().st_size)
+    cut = data.draw(st.integers(10, ends[-1]))
+    path.write_bytes(path.read_bytes()[:cut])
+    whole = max(k for k, end in enumerate(ends) if end <= cut)
+    records = Records(path)
+    assert [r.task.id for r in records] == list("abcd"[:whole])
+    lost = f"{path}: the last {cut - ends[whole]} bytes are torn, the rollout that was being written is lost"
+    assert records.torn == ([lost] if cut != ends[whole] else [])
+
+
+def test_zeros_behind_the_last_rollout_are_a_torn_tail(tmp_path: Path) -> None:
+    path = tmp_path / "r.rec"
+    write(path, TWO)
+    path.write_bytes(path.read_bytes() + bytes(4096))
+    assert tuple(read(path)) == TWO
+    assert torn_bytes(path) == 4096
+
+
 def test_the_next_write_cuts_a_torn_tail_off(tmp_path: Path) -> None:
     path = tmp_path / "r.rec"
     write(path, TWO)
@@ -121,6 +171,103 @@ def test_a_changed_byte_ends_the_reading(tmp_path: Path) -> None:
     data[-1] ^= 1
     path.write_bytes(data)
     assert tuple(read(path)) == TWO[:1]
+
+
+def test_a_changed_byte_within_a_file_is_said_of_the_rollout_that_it_is_in(tmp_path: Path) -> None:
+    path = tmp_path / "r.rec"
+    write(path, TWO[:1])
+    first = path.stat().st_size
+    write(path, [*TWO[1:], rollout("c")])
+    data = bytearray(path.read_bytes())
+    data[first + 9] ^= 1
+    path.write_bytes(data)
+    records = Records(path)
+    assert [records[0].task.id, records[2].task.id] == ["a", "c"]
+    with pytest.raises(RecordError, match="record 1 is damaged, its checksum is another; want a copy of the file"):
+        records[1]
+
+
+def test_rollouts_that_share_tools_and_pages_cost_little_beside_the_first(tmp_path: Path) -> None:
+    words = " ".join(str(hash((k, "page"))) for k in range(300))
+    told = [replace(rollout(f"{k}"), answer=words) for k in range(9)]
+    write(tmp_path / "one.rec", told[:1])
+    write(tmp_path / "nine.rec", told[:4])
+    write(tmp_path / "nine.rec", told[4:])
+    one, nine = ((tmp_path / name).stat().st_size for name in ("one.rec", "nine.rec"))
+    assert nine < 1.5 * one
+    assert list(read(tmp_path / "nine.rec")) == told
+
+
+def test_a_file_of_the_first_format_is_read_and_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "old.rec"
+    payload = zstandard.ZstdCompressor(level=3).compress(msgspec.msgpack.encode(TWO[0]))
+    head = struct.pack("<II", len(payload), zlib.crc32(payload))
+    path.write_bytes(b"SWARMREC1\n" + 2 * (head + payload))
+    write(path, TWO)
+    assert list(read(path)) == [TWO[0], TWO[0], *TWO]
+
+
+def test_a_rollout_from_before_acts_were_recorded_is_read_and_says_what_it_lacks(tmp_path: Path) -> None:
+    [old] = _written(tmp_path, [TWO[0]])
+    assert lacks(old) == "main: its record has no setup and no results of calls, as those of the native loop have"
+
+
+def _written(folder: Path, made: list[Rollout]) -> list[Rollout]:
+    write(folder / "r.rec", made)
+    return list(read(folder / "r.rec"))
+
+
+# --- many files as one sequence ---------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder with three files, of 2, 0 and 3 rollouts."""
+    for k, names in enumerate(("ab", "", "cde"), 1):
+        write(tmp_path / "rollouts" / f"iteration_{k:04d}{SUFFIX}", [rollout(n) for n in names])
+    return tmp_path
+
+
+def ids(records: Iterable[Rollout]) -> str:
+    return "".join(r.task.id for r in records)
+
+
+def test_the_files_of_a_run_are_one_sequence_in_their_order(run: Path) -> None:
+    records = Records(run)
+    assert len(records) == 5
+    assert ids(records) == "abcde"
+    assert records[-1].task.id == "e"
+    assert ids(Records(run / "rollouts")) == "abcde"
+    with pytest.raises(IndexError):
+        records[5]
+
+
+@pytest.mark.parametrize("cut", [slice(1, 4), slice(None, None, -1), slice(-2, None), slice(0, 5, 2), slice(9, 12)])
+def test_a_slice_is_a_view_that_knows_where_its_rollouts_are(run: Path, cut: slice) -> None:
+    view = Records(run)[cut]
+    assert ids(view) == "abcde"[cut]
+    assert ids(view[::-1]) == "abcde"[cut][::-1]
+
+
+def test_a_rollout_is_found_in_its_file(run: Path) -> None:
+    records = Records(run)
+    last = run / "rollouts" / f"iteration_0003{SUFFIX}"
+    assert [records.origin(k) for k in (1, 2, -1)] == [(records.files[0], 1), (last, 0), (last, 2)]
+    assert ids(records.within(last)) == "cde"
+
+
+def test_a_folder_without_rollouts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="no rollouts here, want a run, a folder with files"):
+        Records(tmp_path)
+
+
+def test_what_is_not_asked_for_is_not_read(run: Path) -> None:
+    records = Records(run)
+    for path in records.files[2:]:
+        path.write_bytes(bytes(path.stat().st_size))
+    assert ids(records[:2]) == "ab"
+    with pytest.raises(RecordError, match="record 0 is damaged"):
+        records[2]
 
 
 def test_another_file_is_refused_and_kept(tmp_path: Path) -> None:
