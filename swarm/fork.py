@@ -13,7 +13,7 @@ Not here: comparing branches (`swarm.fork_compare`), and engines: the live harne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -22,7 +22,7 @@ from msgspec import structs
 from swarm.drive import driven
 from swarm.kept import GIVEN, KeptTool, Recorded, RecordGap, Returned, given, lacks, retaken, steps
 from swarm.loop import Harness, State, begin, run, step
-from swarm.replay import first_apart
+from swarm.replay import first_apart, tree
 from swarm.terms import Budget, Sampling, Setup
 from swarm.tools import CallContext
 from swarm.types import CheckpointRef, Completion, Engine, Rollout, Segment, Span, ToolCall, ToolResult, Turn
@@ -37,13 +37,13 @@ class ForkError(ValueError):
 class Edit:
     """What is changed at the turn of a fork: `Edit(results={0: "none"})`, `Edit(budget=Budget(20, 8192))`.
 
-    `action`: what the agent says in this turn instead; its calls are run. `results`: what calls of this turn give back,
-    by their places in it: a text, or a whole result (with a text the child that ran stays in the tree, and its cost).
-    `budget`, `temperature`, `top_p` and `seed` hold from this turn on; `prompt` and `system` can be changed at turn 0,
-    where nothing was said in their light yet. Nothing at all: the turn is sampled again.
+    `action`: what the agent says in this turn instead, or its ids; its calls are run. `results`: what calls of this
+    turn give back, by their places in it: a text, or a whole result (with a text the child that ran stays in the tree,
+    and so does its cost). `budget`, `temperature`, `top_p` and `seed` hold from this turn on; `prompt` and `system` can
+    be changed at turn 0, where nothing was said in their light yet. Nothing at all: the turn is sampled again.
     """
 
-    action: Turn | None = None
+    action: Turn | tuple[int, ...] | None = None
     results: Mapping[int, str | ToolResult] = field(default_factory=dict[int, "str | ToolResult"])
     budget: Budget | None = None
     temperature: float | None = None
@@ -178,6 +178,7 @@ async def _edited_turn(live: Harness, state: State, record: Recorded, fork: _For
         after = await retaken(_mixed(live, record, came), due, record.rollout.trace.acts[fork.turn])
         return structs.replace(after, seed=state.seed)
     ids = _spoken(live, edit.action)
+    _check_places(fork, len(live.chat.parse(ids, live.specs).calls))
     return given(await step(_mixed(live, _Says(ids), came), state), ids)
 
 
@@ -245,7 +246,9 @@ def _came(record: Recorded, edit: Edit, first: int) -> Callable[[int], Returned 
     return at
 
 
-def _spoken(live: Harness, action: Turn) -> tuple[int, ...]:
+def _spoken(live: Harness, action: Turn | tuple[int, ...]) -> tuple[int, ...]:
+    if isinstance(action, tuple):
+        return action
     if not isinstance(live.chat, _Speaks):
         raise ForkError(f"action: {type(live.chat).__name__} cannot say a turn, want a chat with encode_turn")
     return tuple(live.chat.encode_turn(action.content, action.calls))
@@ -267,10 +270,8 @@ def _check(rollout: Rollout, fork: _Fork) -> None:
         raise ForkError(
             f"{fork.agent}: another prompt at turn {turn}, want it at turn 0, before anything was said to it"
         )
-    calls = len(trace.acts[turn].results if edit.action is None else edit.action.calls) if edit.results else 0
-    wrong = [place for place in edit.results if not 0 <= place < calls]
-    if wrong:
-        raise ForkError(f"{fork.agent}: a result of call {wrong[0]} of turn {turn}, which has {calls} calls (from 0)")
+    if edit.results and edit.action is None:
+        _check_places(fork, len(trace.acts[turn].results))
     spent = sum(stage.critical_steps for stage in agents[fork.agent].ledger.stages[:turn])
     if edit.budget and edit.budget.critical_steps <= spent:
         raise ForkError(
@@ -279,11 +280,12 @@ def _check(rollout: Rollout, fork: _Fork) -> None:
         )
 
 
-def tree(rollout: Rollout) -> Iterator[Rollout]:
-    """The rollouts of all agents, parents first."""
-    yield rollout
-    for child in rollout.children:
-        yield from tree(child)
+def _check_places(fork: _Fork, calls: int) -> None:
+    wrong = [place for place in fork.edit.results if not 0 <= place < calls]
+    if wrong:
+        raise ForkError(
+            f"{fork.agent}: a result of call {wrong[0]} of turn {fork.turn}, which has {calls} calls (from 0)"
+        )
 
 
 def _leads(agent: str, to: str) -> bool:

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import trio
 from msgspec import structs
 
-from swarm.fork import tree
 from swarm.kept import RecordGap, lacks, places_of, turns_of
-from swarm.replay import first_apart
+from swarm.replay import first_apart, tree
 from swarm.seeds import derive
 from swarm.types import Completion, Engine, EngineError, Rollout, Sampling, Segment, Trace
 

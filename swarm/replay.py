@@ -106,6 +106,13 @@ def _harness(record: Recorded, chats: Chats) -> Harness:
     )
 
 
+def tree(rollout: Rollout) -> Iterator[Rollout]:
+    """The rollouts of all agents, parents first."""
+    yield rollout
+    for child in rollout.children:
+        yield from tree(child)
+
+
 def timeless(rollout: Rollout) -> Rollout:
     """The rollout without what clock and cache had to do with it: two that went alike are equal."""
     ledger = structs.replace(rollout.ledger, seconds=0.0, seconds_queued=0.0, tokens_cached=0)

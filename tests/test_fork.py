@@ -1,20 +1,26 @@
 """Forks: the past is kept to the token, one thing is changed, the rest is live."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from orchestrator.tools import AssignTask, CreateSubagent, SpawnLimits
 from swarm.engine.scripted import ScriptedEngine
-from swarm.fork import Edit, ForkError, fork, tree
+from swarm.fork import Edit, ForkError, fork
+from swarm.fork_compare import compare
+from swarm.fork_credit import Gain, credit, gain
 from swarm.kept import RecordGap
 from swarm.loop import Subagent
 from swarm.records import read, write
-from swarm.replay import differences, replay, timeless
-from swarm.types import Budget, Rollout, Turn
+from swarm.replay import differences, replay, timeless, tree
+from swarm.transcript import Transcript
+from swarm.types import Budget, Ledger, Reward, Rollout, Stage, Trace, Turn
 from tests.debug_cases import CREATE, assign, language, lead, reader, rolled, swarm, text
-from tests.swarm_cases import call, engine, harness, says
+from tests.swarm_cases import TASK, call, engine, harness, says
 
 
 def agents(r: Rollout) -> dict[str, Rollout]:
@@ -249,3 +255,93 @@ async def test_a_temperature_holds_from_the_fork_on():
     assert seen == [0.5]
     assert branch.rollout.trace.setup is not None
     assert branch.rollout.trace.setup.terms.sampling.temperature == 0.5
+
+
+# --- branches side by side ---------------------------------------------------------------
+
+
+def handed_in(*rows: tuple[str, str], reward: float | None = None) -> Rollout:
+    parts = None if reward is None else Reward({"perf": reward, "steps": 3.0}, {"perf": 1.0, "steps": 0.0})
+    return Rollout(TASK, Trace("main", (), "answered"), Ledger((Stage(2),)), table=rows, reward=parts)
+
+
+def test_answers_are_compared_with_the_gold_table_and_with_each_other():
+    # gold: A 1, B 2
+    one, other = handed_in(("A", "1"), ("b ", "2")), handed_in(("A", "7"), ("C", "3"), reward=0.5)
+    found = compare({"one": one, "other": other})
+    assert [row.stands for row in found.rows] == [("right", "wrong"), ("right", "missing"), ("", "extra")]
+    assert [(o.reward, o.right, o.rows) for o in found.outcomes] == [(None, 2, 2), (0.5, 0, 2)]
+    assert len(found.changed) == 3
+    assert found.outcomes[1].parts == {"perf": 0.5}
+
+
+async def test_a_comparison_shows_itself_in_a_terminal_and_in_a_notebook():
+    h = swarm()
+    r = await rolled(h)
+    branch = await fork(h, r, turn=1, edit=Edit(results={0: "<b>"}))
+    shown = compare({"recorded": r, "<branch>": branch.rollout})
+    console = Console(width=100, record=True, file=StringIO())
+    console.print(shown)
+    text = console.export_text()
+    assert "critical steps" in text
+    assert "rows that differ" in text
+    html = shown._repr_html_()
+    assert "&lt;branch&gt;" in html
+    assert "<branch>" not in html
+
+
+def test_rollouts_of_several_tasks_are_not_compared():
+    other = replace(handed_in(), task=replace(TASK, id="u"))
+    with pytest.raises(ValueError, match=r"compare: tasks \['t', 'u'\], want rollouts of one task"):
+        compare({"a": handed_in(), "b": other})
+
+
+# --- credit ------------------------------------------------------------------------------
+
+
+async def rows_right(rollouts: Sequence[Rollout]) -> list[float | None]:
+    return [float(len({row for row in r.table if row in TASK.gold})) for r in rollouts]
+
+
+def finds(t: Transcript) -> Turn:
+    """The reader of `p` finds a row that is wanted, that of `q` none; each after one look."""
+    if not t.exchanges:
+        return Turn("", (call("echo", text="x"),))
+    return Turn("| A | 1 |" if t.user.startswith("p") else "| Z | 9 |")
+
+
+async def test_a_spawn_that_found_what_is_wanted_has_its_credit_and_one_that_did_not_has_none():
+    h = swarm(child=harness(finds, steps=9))
+    r = await rolled(h)
+    useful, useless = [await credit(h, r, "main", 1, place, score=rows_right, pairs=3) for place in (0, 1)]
+    assert (useful.reward.mean, useless.reward.mean) == (1.0, 0.0)
+    # Both readers take 2 steps: without one, the other is as slow.
+    assert useful.critical_steps.mean == 0.0
+
+
+async def test_the_credit_of_a_lone_spawn_counts_the_steps_that_it_took():
+    h = swarm(says(Turn("", (CREATE, *assign("p").calls)), Turn("#1")), harness(finds, steps=9))
+    found = await credit(h, await rolled(h), "main", 0, 1, score=rows_right, pairs=2)
+    assert found.critical_steps == Gain(2.0, 2.0, 2.0)
+    assert "main, turn 0, call 1: 2 pairs" in found._repr_html_()
+
+
+async def test_pairs_of_which_one_has_no_reward_are_left_out_and_counted():
+    async def half(rollouts: Sequence[Rollout]) -> list[float | None]:
+        return [None if k == 3 else 1.0 for k in range(len(rollouts))]
+
+    h = swarm()
+    found = await credit(h, await rolled(h), "main", 1, 0, score=half, pairs=3)
+    assert (len(found.pairs), found.failed) == (2, 1)
+
+
+async def test_credit_is_asked_of_spawns_only():
+    h = swarm()
+    with pytest.raises(ForkError, match="main, turn 0, call 1: no subagent ran for it"):
+        await credit(h, await rolled(h), "main", 0, 1, score=rows_right)
+
+
+def test_the_interval_of_a_gain_is_the_percentile_bootstraps():
+    assert gain([1.0, 1.0]) == Gain(1.0, 1.0, 1.0)
+    # Of 0 and 1, resamples have mean 0 and 1 in a quarter each.
+    assert gain([0.0, 1.0]) == Gain(0.5, 0.0, 1.0)
