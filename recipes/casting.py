@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from recipes.episodes import json_lines
-from recipes.roles import Weights, check_weights
+from recipes.roles import Weights, check_weights, label
 from subagents.roster import RosterError
 from swarm.checkpoint import frozen_ref
 from swarm.folders import CheckpointError, flush
@@ -128,7 +128,7 @@ def _played(changes: Mapping[str, Weights], run: Path) -> dict[str, list[Played]
 def _found(text: str, weight: float, run: Path) -> Played:
     """One of the store is pinned by the run: it stays though its name moves on."""
     if Path(text).is_dir():
-        ref, name = frozen_ref(Path(text)), Path(text).name
+        ref, name = frozen_ref(Path(text)), label(text)
     else:
         resolve(text)  # says what it wants where that is neither
         ref, name = Store(STORE).get(text, pin=str(run)), text
@@ -153,7 +153,7 @@ def as_played(played: Played) -> CheckpointRef:
 def shown(mixture: Mixture) -> str:
     """`reader-1m (3f2a91c0)`, of several each with its share."""
     total = sum(weight for _, weight in mixture)
-    names = [f"{ref.path.name} ({ref.sha256[:8]})" for ref, _ in mixture]
+    names = [f"{label(str(ref.path))} ({ref.sha256[:8]})" for ref, _ in mixture]
     if len(names) == 1:
         return names[0]
     return ", ".join(f"{weight / total:.0%} {name}" for name, (_, weight) in zip(names, mixture, strict=True))

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 from recipes.placement import EngineKind
@@ -53,6 +54,12 @@ class RoleSettings:
 
 
 LIMITS = ("turn_tokens", "context", "steps", "seconds", "temperature")
+
+
+def label(checkpoint: str) -> str:
+    """What a checkpoint is called: by its folder's name, the policy of a run by the run's."""
+    path = Path(checkpoint)
+    return path.parent.name if path.name == "policy" else path.name
 
 
 def check_weights(name: str, weights: Mapping[str, float]) -> None:

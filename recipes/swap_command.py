@@ -18,7 +18,7 @@ from recipes.casting import last_cast
 from recipes.config import Recipe
 from recipes.grid_runs import read_recipe
 from recipes.progress import Progress
-from recipes.roles import Weights
+from recipes.roles import Weights, label
 from recipes.roster import changes_of
 from recipes.session import cast_of
 from recipes.swap import OWN, Settings, cells_of, measure
@@ -105,12 +105,6 @@ def named(first: dict[str, Path], folders: Iterable[str]) -> dict[str, Path]:
     for text in folders:
         found[name if (name := label(text)) not in found else text] = resolve(text)
     return found
-
-
-def label(folder: str) -> str:
-    """A checkpoint by its folder's name; the policy of a run by the run's."""
-    path = Path(folder)
-    return path.parent.name if path.name == "policy" else path.name
 
 
 def _label(casts: dict[str, dict[str, Weights]], name: str, text: str, changes: dict[str, Weights]) -> None:
