@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check
+.PHONY: demo test check chromium
 
 demo: .venv/run.stamp
 	$(BIN)/swarm-rl train wide_search
 
-test: .venv/dev.stamp
+test: chromium .venv/dev.stamp
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q
+
+chromium:
+	@command -v chromium chromium-browser google-chrome $$CHROMIUM >/dev/null || \
+	  { echo "make test: the viewer is tested in a browser, want Chromium: apt-get install chromium"; exit 1; }
 
 check: .venv/dev.stamp
 	$(BIN)/ruff check .

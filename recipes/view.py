@@ -19,7 +19,7 @@ from rich.console import Console
 
 from recipes.arguments import parser_of
 from recipes.view_run import RunView
-from recipes.view_server import Viewer, serving
+from recipes.view_server import PORT, Viewer, serving
 
 
 def view_command(argv: Sequence[str], console: Console) -> int:
@@ -30,7 +30,7 @@ def view_command(argv: Sequence[str], console: Console) -> int:
     )
     parser = parser_of("view", "RUN [--port N] [--no-browser]", words, "swarm-rl view runs/wide_search")
     parser.add_argument("run", metavar="RUN", type=Path, help="the run folder, for example runs/wide_search")
-    parser.add_argument("--port", type=_port, default=0, help="the port of the page (default: a free one)")
+    parser.add_argument("--port", type=_port, help=f"the port of the page (default: {PORT}, or a free one)")
     parser.add_argument("--no-browser", action="store_true", help="print the address only")
     o = parser.parse_args(argv)
     viewer = Viewer(RunView(o.run))
@@ -42,7 +42,7 @@ def view_command(argv: Sequence[str], console: Console) -> int:
     return 0
 
 
-async def _serve(viewer: Viewer, port: int, show: bool, console: Console) -> None:
+async def _serve(viewer: Viewer, port: int | None, show: bool, console: Console) -> None:
     async with serving(viewer, port):
         console.print(f"{viewer.view.path} is shown at\n\n  {viewer.address}\n\nCtrl-C closes it.", soft_wrap=True)
         if show:

@@ -4,8 +4,8 @@
       a        ▇▇▇▇▇                     slack 0: on the critical path
       b        ▇▇▇                       slack 2: two steps sooner than the slowest
 
-Steps are exact. An agent's seconds are measured as a whole; within an agent they are shared out by tokens, so that a
-turn's place in seconds is about right, and an agent's length is right.
+Steps are exact, and so are seconds where the record has them turn by turn (`Trace.acts`). Where it has only those of
+the whole agent, they are shared out by tokens: a turn's place is about right, and an agent's length is right.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Lane(Struct):
     """One agent. `turn` is the turn of `parent` that it was started in, -1 for the first agent.
 
     `slack` and `slack_s`: how much sooner than the slowest of its stage it was through. `critical` and `critical_s`:
-    on the longest chain from the first agent.
+    on the longest chain from the first agent. `timed`: its turns' seconds are measured. `wanted`: rows of the gold
+    table that it brought, `new` those that none started before it had.
     """
 
     lane: int
@@ -66,6 +67,7 @@ class Lane(Struct):
     critical: bool
     critical_s: bool
     turns: list[Turn]
+    timed: bool
     wanted: int = 0
     new: int = 0
 
@@ -139,59 +141,76 @@ def _lane(rollout: Rollout, at: _First, number: int) -> Lane:
         critical=at.critical,
         critical_s=at.critical_s,
         turns=_turns(rollout, at),
+        timed=bool(rollout.trace.acts),
     )
 
 
 def started(rollout: Rollout, turns: int) -> list[list[Rollout]]:
-    """The subagents that each turn started, as the ledger counts them.
+    """The subagents that each turn started: as the record tells, or as the ledger counts them.
 
-    Those that it does not count, since they were off the longest chain, stand with the turn of the one before.
+    Those that a ledger does not count, since they were off the longest chain, stand with the turn of the one before.
     """
     groups: list[list[Rollout]] = [[] for _ in range(turns)]
     left = list(rollout.children)
     last = 0
-    for k, stage in enumerate(rollout.ledger.stages):
-        for steps in stage.subagents:
-            if left and left[0].ledger.critical_steps != steps:
-                place = next((i for i, c in enumerate(left) if c.ledger.critical_steps == steps), 0)
-                groups[last] += left[:place]
-                del left[:place]
-            groups[k] += left[:1]
-            del left[:1]
+    for k, costs in enumerate(_costs(rollout)):
+        for steps in costs:
+            place = next((i for i, c in enumerate(left) if steps in (None, c.ledger.critical_steps)), 0)
+            groups[last if place else k] += left[:place]
+            groups[k] += left[place : place + 1]
+            del left[: place + 1]
             last = k
     if left:
         groups[last] += left
     return groups
 
 
+def _costs(rollout: Rollout) -> list[tuple[int | None, ...]]:
+    """For each turn, the critical steps of those that it started, None where any will do."""
+    acts = rollout.trace.acts
+    if acts and sum(len(act.children) for act in acts) == len(rollout.children):
+        return [(None,) * len(act.children) for act in acts]
+    return [stage.subagents for stage in rollout.ledger.stages]
+
+
 def _turns(rollout: Rollout, at: _First) -> list[Turn]:
     said = turns_of(rollout.trace)
     stages = rollout.ledger.stages
-    n = max(len(said), len(stages))
+    n = max(len(said), len(stages), len(rollout.trace.acts))
     stages = (*stages, *(Stage(0) for _ in range(n - len(stages))))
     spans = [*said, *((0, ()) for _ in range(n - len(said)))]
-    waited = [max((c.ledger.seconds for c in group), default=0.0) for group in started(rollout, n)]
-    own_s = _shared(max(0.0, rollout.ledger.seconds - sum(waited)), [_tokens(s) for _, s in spans])
+    times = _times(rollout, [_tokens(sampled) for _, sampled in spans])
     turns: list[Turn] = []
     step, second = at.start, at.start_s
-    for k, (window, sampled) in enumerate(spans):
+    for (window, sampled), stage, (own_s, seconds) in zip(spans, stages, times, strict=True):
         logprobs = [x for span in sampled for x in span.logprobs]
         turns.append(
             Turn(
                 start=step,
-                own=stages[k].main,
-                steps=stages[k].critical_steps,
+                own=stage.main,
+                steps=stage.critical_steps,
                 start_s=second,
-                own_s=own_s[k],
-                seconds=own_s[k] + waited[k],
+                own_s=own_s,
+                seconds=seconds,
                 window=window,
                 tokens=_tokens(sampled),
                 logprob=sum(logprobs) / len(logprobs) if logprobs else None,
                 lowest=min(logprobs, default=None),
             )
         )
-        step, second = step + stages[k].critical_steps, second + own_s[k] + waited[k]
+        step, second = step + stage.critical_steps, second + seconds
     return turns
+
+
+def _times(rollout: Rollout, tokens: Sequence[int]) -> list[tuple[float, float]]:
+    """Of each turn the seconds of its own, and those with the wait for its subagents."""
+    acts = rollout.trace.acts
+    if acts:
+        whole = [(a.seconds if a.children else a.seconds + a.calling, a.seconds + a.calling) for a in acts]
+        return whole + [(0.0, 0.0)] * (len(tokens) - len(acts))
+    waited = [max((c.ledger.seconds for c in group), default=0.0) for group in started(rollout, len(tokens))]
+    own = _shared(max(0.0, rollout.ledger.seconds - sum(waited)), tokens)
+    return [(a, a + b) for a, b in zip(own, waited, strict=True)]
 
 
 def _tokens(spans: Sequence[Span]) -> int:

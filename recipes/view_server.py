@@ -1,5 +1,6 @@
 """The viewer over HTTP, for this machine only: a page, its data as JSON, and a stream that says when there is more.
 
+    GET  /                         on to the page, for a browser that was there before: so links from elsewhere work
     GET  /KEY/                     the page and its files
     GET  /KEY/api/run              recipe, summary, roster
     GET  /KEY/api/metrics?from=N   lines of metrics.jsonl from the N-th on; likewise /api/rollouts
@@ -27,7 +28,7 @@ from hypercorn.config import Config
 from hypercorn.trio import serve
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from recipes.view_index import Row
@@ -37,6 +38,10 @@ from swarm.records import RecordError
 
 PAGE = Path(__file__).parent / "viewer"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+PORT = 8421
+"""Where a run is shown unless another is named, or somebody has it."""
+_COOKIE = "swarm-rl-view"
+_ELSEWHERE = "not here; want the whole address that swarm-rl view has printed\n"
 _SLICE = 0.01
 _LOOK_SECONDS = 0.5
 _ALIVE_SECONDS = 15.0
@@ -66,7 +71,8 @@ class Viewer:
             ("api/events", self._events),
             ("{file:path}", self._file),
         ]
-        self.app = Starlette(routes=[Route(f"/{{key}}/{p}", self._guarded(e), methods=["GET"]) for p, e in routes])
+        keyed = [Route(f"/{{key}}/{p}", self._guarded(e), methods=["GET"]) for p, e in routes]
+        self.app = Starlette(routes=[Route("/", self._known, methods=["GET"]), *keyed])
 
     def at(self, address: str) -> None:
         """Says where the application is served."""
@@ -82,10 +88,19 @@ class Viewer:
                     begun = perf_counter()
             await trio.sleep(_LOOK_SECONDS)
 
+    async def _known(self, request: Request) -> Response:
+        """The page's own part of the address, `#/rollout/…`, goes along with a redirection."""
+        if not self._is_key(request.cookies.get(_COOKIE, "")):
+            return PlainTextResponse(_ELSEWHERE, 404)
+        return RedirectResponse(f"/{self._key}/", headers=_SAFE)
+
+    def _is_key(self, text: str) -> bool:
+        return compare_digest(text.encode(), self._key.encode())
+
     def _guarded(self, endpoint: Endpoint) -> Endpoint:
         async def answer(request: Request) -> Response:
-            if not compare_digest(request.path_params["key"].encode(), self._key.encode()):
-                return PlainTextResponse("not here; want the whole address that swarm-rl view has printed\n", 404)
+            if not self._is_key(request.path_params["key"]):
+                return PlainTextResponse(_ELSEWHERE, 404)
             response = await endpoint(request)
             response.headers.update(_SAFE)
             return response
@@ -96,7 +111,9 @@ class Viewer:
         name = request.path_params["file"] or "index.html"
         if name not in self._files:
             return _refused(404, f"no file {name!r}")
-        return Response(self._files[name], media_type=_TYPES[Path(name).suffix])
+        response = Response(self._files[name], media_type=_TYPES[Path(name).suffix])
+        response.set_cookie(_COOKIE, self._key, httponly=True, samesite="lax")
+        return response
 
     async def _run(self, request: Request) -> Response:
         return _json({**self.view.about(), "version": self.view.version()})
@@ -119,9 +136,10 @@ class Viewer:
             return _refused(410, str(e))
 
     async def _events(self, request: Request) -> Response:
-        return StreamingResponse(self._news(), media_type="text/event-stream")
+        return StreamingResponse(self.news(), media_type="text/event-stream")
 
-    async def _news(self) -> AsyncGenerator[bytes]:
+    async def news(self) -> AsyncGenerator[bytes]:
+        """Events without end: one at once, one whenever there is more, and now and then a sign of life."""
         told, silent = b"", 0.0
         while True:
             version = msgspec.json.encode(self.view.version())
@@ -133,9 +151,12 @@ class Viewer:
 
 
 @asynccontextmanager
-async def serving(viewer: Viewer, port: int = 0) -> AsyncGenerator[Viewer]:
-    """Serves on the loopback address, on a free port unless one is named. Raises OSError where it cannot be had."""
-    with socket.create_server(("127.0.0.1", port)) as listening:
+async def serving(viewer: Viewer, port: int | None = 0) -> AsyncGenerator[Viewer]:
+    """Serves on the loopback address: 0 is any free port, None is PORT or any free one.
+
+    Raises OSError where the port that is named cannot be had.
+    """
+    with _listening(port) as listening:
         viewer.at(f"http://127.0.0.1:{listening.getsockname()[1]}")
         config = Config()
         config.bind = [f"fd://{listening.detach()}"]
@@ -143,6 +164,15 @@ async def serving(viewer: Viewer, port: int = 0) -> AsyncGenerator[Viewer]:
         config.graceful_timeout = 0.1
         async with running(partial(serve, cast(Any, viewer.app), config)), running(viewer.follow):
             yield viewer
+
+
+def _listening(port: int | None) -> socket.socket:
+    try:
+        return socket.create_server(("127.0.0.1", PORT if port is None else port))
+    except OSError:
+        if port is not None:
+            raise
+        return socket.create_server(("127.0.0.1", 0))
 
 
 def _from(request: Request) -> int:

@@ -22,7 +22,7 @@ export function chart({ title, note, lines, log = false, zero = false, onpick = 
   );
   const values = drawn.map((line, k) => h("span", { class: "key" }, h("i", { class: `ink-${k % 6}`, "aria-hidden": "true" }), line.name, " ", h("b", {}, num(line.points.at(-1)[1]))));
   const where = h("span", { class: "where" }, "last");
-  const figure = h("figure", { class: "card figure" }, h("figcaption", {}, h("h3", {}, title), note ? h("p", { class: "soft" }, note) : null), picture, h("p", { class: "legend" }, values, where));
+  const figure = h("figure", { class: "card figure" }, h("figcaption", {}, h("h2", {}, title), note ? h("p", { class: "soft" }, note) : null), picture, h("p", { class: "legend" }, values, where));
   reads(picture, drawn, scale, { cursor, values, where, title, onpick });
   return figure;
 }

@@ -1,6 +1,6 @@
 // Two rollouts side by side: what each measure says of both, where they part, and both in time over one axis.
 
-import { choice, h, num, signed } from "./dom.js";
+import { choice, fill, h, num, signed } from "./dom.js";
 import { get } from "./store.js";
 import { Timeline } from "./timeline.js";
 
@@ -20,19 +20,20 @@ export async function compare(main, { parts: ids }) {
 function draw(main, both, said) {
   const same = both[0].task.id === both[1].task.id;
   const axes = h("div", { class: "pair" });
-  const fill = (axis) => {
+  const turn = (axis) => {
     look.axis = axis;
-    axes.replaceChildren(...timelines(both, axis));
+    fill(axes, timelines(both, axis));
   };
-  fill(look.axis);
-  main.replaceChildren(
+  turn(look.axis);
+  fill(
+    main,
     h(
       "div",
       { class: "page" },
       h("h1", {}, "Two rollouts"),
       h("p", { class: "soft query-rest" }, same ? both[0].task.query : "They are of different tasks: measures can be compared, answers cannot."),
       h("div", { class: "pair" }, measures(both), parting(said)),
-      h("section", { class: "card" }, h("header", { class: "card-head" }, h("h2", {}, "Agents in time"), choice("axis", [["steps", "critical steps"], ["seconds", "seconds"]], look.axis, fill)), axes),
+      h("section", { class: "card" }, h("header", { class: "card-head" }, h("h2", {}, "Agents in time"), choice("axis", [["steps", "critical steps"], ["seconds", "seconds"]], look.axis, turn)), axes),
       same ? answers(both) : null,
     ),
   );
@@ -74,7 +75,7 @@ function measures(both) {
     const text = Number.isNaN(difference) ? "–" : difference === 0 ? "same" : Number.isInteger(difference) ? signed(difference, 0) : signed(difference, 3);
     return h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, num(a)), h("td", {}, num(b)), h("td", { class: difference ? "" : "soft" }, text));
   });
-  const head = h("tr", {}, h("th", { scope: "col" }, h("span", { class: "hidden" }, "measure")), both.map((r) => h("th", { scope: "col" }, link(r))), h("th", { scope: "col" }, "difference"));
+  const head = h("tr", {}, h("td"), both.map((r) => h("th", { scope: "col" }, link(r))), h("th", { scope: "col" }, "difference"));
   return h("section", { class: "card" }, h("h2", {}, "Measures"), h("table", { class: "plain numbers" }, h("thead", {}, head), h("tbody", {}, body)));
 }
 

@@ -31,4 +31,4 @@ export function ledger(rollout) {
   return h("section", { class: "card" }, h("h2", {}, "Ledger"), h("table", { class: "plain numbers" }, h("thead", {}, heads(["", "first agent", plural(lanes.length, "agent")])), h("tbody", {}, body)), events.length ? h("p", { class: "chips" }, h("span", { class: "soft" }, "events of all agents "), events) : null);
 }
 
-const heads = (names) => h("tr", {}, names.map((name) => h("th", { scope: "col" }, name)));
+const heads = (names) => h("tr", {}, names.map((name) => (name ? h("th", { scope: "col" }, name) : h("td"))));

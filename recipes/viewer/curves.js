@@ -1,7 +1,7 @@
 // The run's curves: what the policy is paid, how good it is, how it spawns, what was dropped, and how it learns.
 
 import { chart } from "./chart.js";
-import { h, num, plural } from "./dom.js";
+import { fill, h, num, plural } from "./dom.js";
 import { follow, store } from "./store.js";
 
 const COSTS = new Set(["critical_steps", "total_steps"]);
@@ -36,14 +36,9 @@ function draw(page) {
   if (page.contains(document.activeElement) && document.activeElement.classList.contains("chart")) return; // it is being read
   const { metrics, about } = store;
   const opened = page.querySelector("details")?.open;
-  page.replaceChildren(h("h1", {}, "Curves"), summary());
-  if (!metrics.length) {
-    page.append(nothing(about));
-    return;
-  }
   const used = new Set(CHARTS.flatMap((c) => Object.keys(c.keys)));
   const figures = [rewardChart(), ...CHARTS.map(ofMetrics), dropsChart(used), statusChart(used)].filter(Boolean);
-  page.append(h("div", { class: "charts" }, figures), others(used, opened));
+  fill(page, h("h1", {}, "Curves"), summary(), metrics.length ? [h("div", { class: "charts" }, figures), others(used, opened)] : nothing(about));
 }
 
 function nothing(about) {

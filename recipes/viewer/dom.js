@@ -14,9 +14,16 @@ export function h(tag, props = {}, ...children) {
     else if (name === "style" && typeof value === "object") Object.assign(element.style, value);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false));
+  element.append(...present(children));
   return element;
 }
+
+/** Replaces what is in an element. */
+export function fill(element, ...children) {
+  element.replaceChildren(...present(children));
+}
+
+const present = (children) => children.flat(Infinity).filter((c) => c !== null && c !== undefined && c !== false);
 
 /** A number for people: 3 significant digits at most, a true minus, – where there is none. */
 export function num(value, digits = 3) {

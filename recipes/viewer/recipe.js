@@ -1,11 +1,12 @@
 // What the run was made with, how it ended, and who its subagents were.
 
-import { h, num } from "./dom.js";
+import { fill, h, num } from "./dom.js";
 import { store } from "./store.js";
 
 export function recipe(main) {
   const { about } = store;
-  main.append(
+  fill(
+    main,
     h("h1", {}, "Recipe"),
     about.done ? h("section", { class: "card" }, h("h2", {}, "How it ended"), fields(flat(about.done))) : null,
     about.roster.length ? h("section", { class: "card" }, h("h2", {}, "Subagents over time"), roster(about.roster)) : null,

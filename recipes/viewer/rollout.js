@@ -48,8 +48,8 @@ class Page {
 
   draw() {
     const onlane = (lane) => this.go(lane, -1);
-    const left = h("div", { class: "column" }, h("section", { class: "card" }, this.tools(), this.timeline.element, this.key_()), answer(this.rollout, onlane), h("div", { class: "pair" }, reward(this.rollout), ledger(this.rollout)));
-    this.main.replaceChildren(h("div", { class: "page rollout" }, this.head(), this.findings(), h("div", { class: "split" }, left, this.side)));
+    const left = h("div", { class: "column" }, this.head(), this.findings(), h("section", { class: "card" }, this.tools(), this.timeline.element, this.key_()), answer(this.rollout, onlane), h("div", { class: "pair" }, reward(this.rollout), ledger(this.rollout)));
+    this.main.replaceChildren(h("div", { class: "page split" }, left, this.side));
   }
 
   head() {
@@ -105,8 +105,11 @@ class Page {
   }
 
   key_() {
-    const words = this.rollout.credit ? "" : " Advantage, value and ratio are offered where the trainer left its credit file.";
-    return h("p", { class: "lane-key soft" }, h("i", { class: "on" }), "on the critical path", h("i", { class: "off" }), "not on it", h("i", { class: "waits" }), "waits", h("span", {}, `An agent's length is measured; where a turn lies within its seconds is shared out by tokens.${words}`));
+    const words = [
+      this.rollout.lanes.every((lane) => lane.timed) ? "" : "An agent's length in seconds is measured; where a turn lies within it is shared out by tokens. ",
+      this.rollout.credit ? "" : "Advantage, value and ratio are offered where the trainer left its credit file.",
+    ].join("");
+    return h("p", { class: "lane-key soft" }, h("i", { class: "on" }), "on the critical path", h("i", { class: "off" }), "not on it", h("i", { class: "waits" }), "waits", words ? h("span", {}, words) : null);
   }
 
   go(lane, turn, focus = false) {
@@ -156,7 +159,7 @@ class Page {
     const windows = this.side.querySelector(".windows");
     for (const card of windows.querySelectorAll(".turn-card")) card.toggleAttribute("data-chosen", Number(card.dataset.turn) === turn);
     const card = windows.querySelector("[data-chosen]");
-    windows.scrollTop = card ? card.offsetTop - windows.offsetTop - 12 : 0;
+    windows.scrollTop = card ? card.offsetTop - 12 : 0;
   }
 
   key(event) {

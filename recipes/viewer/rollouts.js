@@ -1,11 +1,11 @@
 // The list of all rollouts: searched, sorted, and drawn only where it is looked at, so that its length does not matter.
 
-import { fixed, h, num, plural, say, seconds } from "./dom.js";
+import { fill, fixed, h, num, plural, say, seconds } from "./dom.js";
 import { matcher, sorted, valueOf } from "./query.js";
 import { follow, store } from "./store.js";
 
 const ROW = 34;
-const AROUND = 12;
+const AROUND = 4;
 const COSTS = new Set(["critical_steps", "total_steps"]);
 const score = (value) => fixed(value, 3);
 
@@ -56,7 +56,7 @@ class List {
     this.compare = h("p", { class: "marked" });
     this.head = h("div", { class: "head", role: "row" });
     this.spacer = h("div", { class: "spacer", role: "presentation" });
-    this.body = h("div", { class: "body", role: "rowgroup", onscroll: () => this.scrolled() }, this.spacer);
+    this.body = h("div", { class: "body", role: "rowgroup", tabindex: -1, onscroll: () => this.scrolled() }, this.spacer);
     this.grid = h("div", { class: "grid", role: "grid", "aria-label": "Rollouts", "aria-multiselectable": "true", onkeydown: (e) => this.key(e) }, h("div", { class: "heads", role: "rowgroup" }, this.head), this.body);
     this.page = h("div", { class: "page list" }, h("h1", {}, "Rollouts"), h("div", { class: "tools" }, this.search, this.found, this.compare), this.grid);
   }
@@ -67,6 +67,7 @@ class List {
     const columns = [...COLUMNS, ...parts.slice(0, 4).map((p) => [p, p, `Reward part ${p}`, score, "5.4rem"]), ...MORE];
     if (columns.length !== this.columns.length) {
       this.columns = columns;
+      this.spacer.replaceChildren();
       this.heads();
     }
     this.rows = sorted(store.rollouts.filter(matcher(list.text)), list.column, list.down);
@@ -110,16 +111,17 @@ class List {
     this.frame = requestAnimationFrame(() => this.draw());
   }
 
-  /** Only the rows in sight, and a few around them. The row that has the focus keeps its element. */
+  /** Only the rows in sight and a few around them; a row that was there keeps its element, and so the focus. */
   draw() {
     const first = Math.max(0, Math.floor(this.body.scrollTop / ROW) - AROUND);
     const last = Math.min(this.rows.length, Math.ceil((this.body.scrollTop + this.body.clientHeight) / ROW) + AROUND);
-    const focused = this.spacer.contains(document.activeElement) ? document.activeElement.dataset.id : null;
-    const elements = this.rows.slice(first, last).map((row, k) => this.row(row, first + k));
+    const there = new Map([...this.spacer.children].map((e) => [e.dataset.id, e]));
+    const focused = this.spacer.contains(document.activeElement) ? document.activeElement : null;
+    const elements = this.rows.slice(first, last).map((row, k) => this.placed(there.get(row.id) ?? this.row(row), row, first + k));
     if (!elements.length) elements.push(h("p", { class: "empty" }, this.empty()));
-    this.spacer.replaceChildren(...elements);
+    arrange(this.spacer, elements);
     if (!this.spacer.querySelector("[tabindex='0']")) elements[0].setAttribute("tabindex", "0");
-    if (focused) (elements.find((e) => e.dataset.id === focused) ?? this.body).focus({ preventScroll: true });
+    if (focused && !focused.isConnected) this.body.focus({ preventScroll: true });
   }
 
   empty() {
@@ -129,14 +131,22 @@ class List {
     return runs.length ? `This run keeps its rollouts in runs of its own: ${runs.join(", ")}.` : "No rollouts are recorded yet.";
   }
 
-  row(row, k) {
-    const marked = list.marked.includes(row.id);
+  row(row) {
     const cells = this.columns.map(([key, , , shown]) => {
       const value = valueOf(row, key);
       if (key === "status") return h("div", { role: "gridcell", class: "text" }, h("span", { class: "pill", "data-state": row.failed ? "error" : value }, row.failed ? "failed" : value));
       return h("div", { role: "gridcell", class: TEXTS.has(key) ? "text" : "", title: key === "query" ? row.query : null }, shown ? (value === undefined || value === null ? "–" : shown(value)) : String(value));
     });
-    return h("div", { role: "row", class: "row", "data-id": row.id, "data-k": k, "aria-rowindex": k + 2, "aria-selected": marked ? "true" : "false", tabindex: row.id === list.at ? 0 : -1, style: { transform: `translateY(${k * ROW}px)` }, onclick: (e) => this.clicked(e, row), onfocus: () => this.focused(row.id) }, cells);
+    return h("div", { role: "row", class: "row", "data-id": row.id, onclick: (e) => this.clicked(e, row), onfocus: () => this.focused(row.id) }, cells);
+  }
+
+  placed(element, row, k) {
+    element.dataset.k = k;
+    element.setAttribute("aria-rowindex", k + 2);
+    element.setAttribute("aria-selected", list.marked.includes(row.id) ? "true" : "false");
+    element.setAttribute("tabindex", row.id === list.at ? 0 : -1);
+    element.style.transform = `translateY(${k * ROW}px)`;
+    return element;
   }
 
   focused(id) {
@@ -151,14 +161,13 @@ class List {
   }
 
   key(event) {
-    const at = event.target.closest(".row");
-    if (!at) return;
-    const k = Number(at.dataset.k);
+    if (event.target.closest("[role=columnheader]")) return;
+    const k = this.rows.findIndex((row) => row.id === list.at);
     const page = Math.max(1, Math.floor(this.body.clientHeight / ROW) - 1);
     const to = { ArrowDown: k + 1, ArrowUp: k - 1, PageDown: k + page, PageUp: k - page, Home: 0, End: this.rows.length - 1 }[event.key];
     if (to !== undefined) this.move(to);
-    else if (event.key === "Enter") open(at.dataset.id);
-    else if (event.key === "x") this.mark(at.dataset.id);
+    else if (event.key === "Enter") k >= 0 && open(list.at);
+    else if (event.key === "x") k >= 0 && this.mark(list.at);
     else return;
     event.preventDefault();
   }
@@ -190,10 +199,22 @@ class List {
   marks() {
     const names = list.marked.map((id) => h("span", { class: "chip" }, id.replace("iteration_", "")));
     const hint = ["Mark two with ", h("kbd", {}, "x"), " to compare them."];
-    this.compare.replaceChildren(...(names.length ? names : hint), names.length === 2 ? h("a", { class: "button", href: `#/compare/${list.marked.map(encodeURIComponent).join("/")}` }, "Compare") : "");
+    const both = list.marked.map(encodeURIComponent).join("/");
+    fill(this.compare, names.length ? names : hint, names.length === 2 ? h("a", { class: "button", href: `#/compare/${both}` }, "Compare") : null);
   }
 }
 
-export function open(id) {
+/** Makes these the children, moving only what is not in its place. */
+function arrange(parent, elements) {
+  const wanted = new Set(elements);
+  for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
+  let at = parent.firstChild;
+  for (const element of elements) {
+    if (element === at) at = at.nextSibling;
+    else parent.insertBefore(element, at);
+  }
+}
+
+function open(id) {
   location.hash = `#/rollout/${encodeURIComponent(id)}`;
 }

@@ -52,7 +52,7 @@ function turn(span, at) {
   const steps = found.steps > found.own ? `${num(found.own)} + ${num(found.steps - found.own)} steps` : plural(found.own, "step");
   const facts = [plural(found.tokens, "token"), steps, `mean log p ${fixed(found.logprob, 2)}`];
   for (const name of ["advantage", "value"]) if (found.signals[name]) facts.push(`${name} ${fixed(found.signals[name][0], 3)}`);
-  if (span.version) facts.push(`weights ${num(span.version)}`);
+  if (span.version) facts.push(span.version < 0 ? "given by a fork, not sampled" : `weights ${num(span.version)}`);
   return h(
     "article",
     { class: "turn-card", "data-turn": span.turn, "aria-label": `Turn ${span.turn + 1}` },
