@@ -51,6 +51,14 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def numbers(text: str) -> range:
+    """`3-5` as range(3, 6), `7` as range(7, 8)."""
+    low, _, high = text.partition("-")
+    if not (low.isdecimal() and (high or low).isdecimal() and int(low) <= int(high or low)):
+        raise argparse.ArgumentTypeError(f"{text!r}, want A or A-B, for example 3-5")
+    return range(int(low), int(high or low) + 1)
+
+
 def rows_range(text: str) -> tuple[int, int]:
     """`50-80` as (50, 80), `7` as (7, 7)."""
     low, _, high = text.partition("-")

@@ -132,7 +132,7 @@ async def session(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> AsyncGe
 
         async def serve(role: str, ref: CheckpointRef) -> Player:
             engine = await engines.serve(ref, recipe.role(role).engine)
-            return Player(engine, _language(ref.path, recipe.start, builder.chat))
+            return Player(engine, language_of(ref.path, recipe.start, builder.chat))
 
         roster = Roster(builder.roles(), serve)
         opening = cast_of(recipe.cast())
@@ -152,8 +152,8 @@ def _first(recipe: Recipe) -> list[Path]:
     return list(dict.fromkeys(resolve(folder) for mixture in mixtures for folder in mixture))
 
 
-def _language(folder: Path, start: Path, chat: Chat) -> Chat:
-    """That of a checkpoint: the policy's, unless it comes with another tokenizer."""
+def language_of(folder: Path, start: Path, chat: Chat) -> Chat:
+    """The language of a checkpoint: the policy's, unless it comes with another tokenizer."""
     own, policys = folder / "tokenizer.json", start / "tokenizer.json"
     if not own.exists() or file_sha256(own) == file_sha256(policys):
         return chat

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import cast
 
 import numpy as np
 import trio
@@ -123,7 +124,8 @@ def gain(differences: Sequence[float]) -> Gain:
     values_N = np.asarray(differences, dtype=np.float64)
     draws_RN = np.random.default_rng(0).integers(0, len(values_N), (_RESAMPLES, len(values_N)))
     means_R = values_N[draws_RN].mean(1)
-    return Gain(float(values_N.mean()), *(float(np.quantile(means_R, q)) for q in (0.025, 0.975)))
+    low, high = cast(list[float], np.percentile(means_R, [2.5, 97.5]).tolist())
+    return Gain(float(values_N.mean()), low, high)
 
 
 def _credit(at: tuple[str, int, int], rollouts: Sequence[Rollout], rewards: Sequence[float | None]) -> Credit:
