@@ -13,7 +13,6 @@ const KEYS = { 1: "#/", 2: "#/rollouts", 3: "#/recipe" };
 const main = document.getElementById("main");
 const help = document.getElementById("help");
 let leave = () => {};
-let here = null;
 
 /** "#/rollout/a:1?lane=2" as {page, parts, options}. */
 function place() {
@@ -22,12 +21,8 @@ function place() {
   return { page, parts, options: new URLSearchParams(query) };
 }
 
-/** A change of options alone is the page's own business. */
 function go() {
   const at = place();
-  const name = [at.page, ...at.parts].join("/");
-  if (name === here) return;
-  here = name;
   leave();
   const make = PAGES[at.page];
   main.replaceChildren();
