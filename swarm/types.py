@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 from msgspec import Struct
 
+from swarm.show import ledger_html, rollout_html, summary
 from swarm.terms import Budget, Sampling, Setup, ToolSpec
 
 SpanKind = Literal["prompt", "sampled", "observed"]
@@ -155,6 +156,9 @@ class Ledger(Struct, frozen=True, gc=False):
     def main_steps(self) -> int:
         return sum(s.main for s in self.stages)
 
+    def _repr_html_(self) -> str:
+        return ledger_html(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Reward:
@@ -218,6 +222,12 @@ class Rollout:
     def failed(self) -> bool:
         """The infrastructure failed somewhere in the tree: kept out of every loss and mean."""
         return self.trace.status == "error" or any(c.failed for c in self.children)
+
+    def _repr_html_(self) -> str:
+        return rollout_html(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(summary(self))
 
 
 @dataclass(frozen=True, slots=True)
