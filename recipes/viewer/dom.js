@@ -28,6 +28,7 @@ const present = (children) => children.flat(Infinity).filter((c) => c !== null &
 /** A number for people: 3 significant digits at most, a true minus, – where there is none. */
 export function num(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value === 0) return "0";
   if (Number.isInteger(value)) return minus(value.toLocaleString("en"));
   const size = Math.abs(value);
   if (size !== 0 && size < 0.001) return minus(value.toExponential(1));

@@ -57,7 +57,7 @@ export class Timeline {
     return h(
       "div",
       { class: "lane", role: "option", "data-lane": lane.lane, "data-path": path, "data-state": lane.status, "aria-selected": chosen ? "true" : "false", "aria-label": this.words(lane, path), tabindex: chosen ? 0 : -1, onclick: () => this.pick(lane.lane, -1) },
-      h("span", { class: "name", style: { paddingLeft: `${depth * 0.9}rem` }, title: lane.prompt }, shortName(lane.name), lane.status === "answered" ? null : h("em", {}, lane.status)),
+      h("span", { class: "name", style: { paddingLeft: `${depth * 0.9}rem` }, title: lane.prompt }, shortName(lane.name), lane.status === "answered" ? null : h("em", {}, lane.status), lane.parent < 0 ? null : h("small", {}, lane.prompt.split("\n")[0])),
       h("span", { class: "track" }, lane.turns.flatMap((turn, k) => this.turn(lane, turn, k))),
       h("span", { class: "cell" }, num(lane.steps)),
       h("span", { class: "cell" }, seconds(lane.seconds)),
