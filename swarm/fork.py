@@ -104,6 +104,22 @@ async def fork(live: Harness, rollout: Rollout, agent: str = "main", turn: int =
     return Branch(rollout, agent, turn, forked.edit, branch, (len(kept[0].past), len(kept[0].segment.spans)))
 
 
+async def retraced(live: Harness, rollout: Rollout) -> list[State]:
+    """The root's states before each of its turns, and its last, under a live harness: to go on from any of them.
+
+    Raises as `fork` does.
+    """
+    if why := lacks(rollout):
+        raise RecordGap(why)
+    record = Recorded(rollout)
+    live = _on_terms(live, record.setup)
+    states = await steps(_mixed(live, record, record.at), _begun(live, record, Edit(), None), record, len(record.said))
+    _verify(states[-1], record, 0)
+    if states[-1].status == "running":
+        states[-1] = structs.replace(states[-1], status=rollout.trace.status, error=rollout.trace.error)
+    return states
+
+
 @dataclass(frozen=True, slots=True)
 class _Fork:
     agent: str
@@ -138,24 +154,29 @@ async def _again(
 async def _kept(live: Harness, record: Recorded, turns: int, fork: _Fork | None, workspace: Workspace | None) -> State:
     """The state before turn `turns`, as the record has it."""
     setup, trace, edit = record.setup, record.rollout.trace, fork.edit if fork else Edit()
-    state = begin(
-        live,
-        record.rollout.task,
-        setup.seed,
-        budget=record.budget(0),
-        agent=trace.agent,
-        depth=setup.depth,
-        system=setup.system if edit.system is None else edit.system,
-        prompt=record.rollout.prompt if edit.prompt is None else edit.prompt,
-        workspace=workspace,
-    )
-    state = structs.replace(state, earlier=setup.earlier)
+    state = _begun(live, record, edit, workspace)
     state = (await steps(_mixed(live, record, record.at), state, record, turns))[-1]
     if edit.prompt is None and edit.system is None:
         _verify(state, record, 1 if edit.budget else 0)
     if state.status != "running" or len(state.acts) < turns:
         raise ForkError(f"{trace.agent}: it ended before turn {turns}, want a turn from 0 to {len(trace.acts) - 1}")
     return structs.replace(state, budget=setup.budget)
+
+
+def _begun(live: Harness, record: Recorded, edit: Edit, workspace: Workspace | None) -> State:
+    setup, rollout = record.setup, record.rollout
+    state = begin(
+        live,
+        rollout.task,
+        setup.seed,
+        budget=record.budget(0),
+        agent=rollout.trace.agent,
+        depth=setup.depth,
+        system=setup.system if edit.system is None else edit.system,
+        prompt=rollout.prompt if edit.prompt is None else edit.prompt,
+        workspace=workspace,
+    )
+    return structs.replace(state, earlier=setup.earlier)
 
 
 def _changed(live: Harness, state: State, edit: Edit) -> tuple[Harness, State]:

@@ -124,7 +124,7 @@ def gain(differences: Sequence[float]) -> Gain:
     values_N = np.asarray(differences, dtype=np.float64)
     draws_RN = np.random.default_rng(0).integers(0, len(values_N), (_RESAMPLES, len(values_N)))
     means_R = values_N[draws_RN].mean(1)
-    low, high = cast(list[float], np.percentile(means_R, [2.5, 97.5]).tolist())
+    low, high = cast(list[float], np.percentile(means_R, [2.5, 97.5]).tolist())  # pyright: ignore[reportUnknownMemberType]
     return Gain(float(values_N.mean()), low, high)
 
 

@@ -124,25 +124,30 @@ def timeless(rollout: Rollout) -> Rollout:
 # --- differences -----------------------------------------------------------------------
 
 
+Shown = Callable[[Sequence[int]], str]
+"""Some token ids as the user reads them."""
+
+
 def differences(
-    recorded: Rollout, replayed: Rollout, shown: Callable[[Sequence[int]], str] = lambda ids: str(list(ids))
+    recorded: Rollout, replayed: Rollout, shown: Shown = lambda ids: str(list(ids)), *, nats: float = 0.0
 ) -> list[Difference]:
     """Of each agent the first difference in what it saw and said, and those of its end, ledger, answer and table.
 
-    `shown`: some token ids as the user reads them. Rewards are compared where both rollouts have one.
+    Log-probabilities are equal that are no more than `nats` apart: an engine rounds as its batch has it. Rewards are
+    compared where both rollouts have one.
     """
-    return list(_of_tree(recorded, replayed, shown))
+    return list(_of_tree(recorded, replayed, shown, nats))
 
 
-def _of_tree(recorded: Rollout, replayed: Rollout, shown: Callable[[Sequence[int]], str]) -> Iterator[Difference]:
+def _of_tree(recorded: Rollout, replayed: Rollout, shown: Shown, nats: float) -> Iterator[Difference]:
     trace = recorded.trace
     agent, end = trace.agent, len(trace.acts)
-    yield from _of_tokens(trace, replayed.trace, shown)
+    yield from _of_tokens(trace, replayed.trace, shown, nats)
     for what, was, now in _ends(recorded, replayed):
         if was != now:
             yield Difference(agent, end, what, *_apart(str(was), str(now)))
     for one, other in zip(recorded.children, replayed.children, strict=False):
-        yield from _of_tree(one, other, shown)
+        yield from _of_tree(one, other, shown, nats)
 
 
 def _ends(recorded: Rollout, replayed: Rollout) -> Iterator[tuple[str, object, object]]:
@@ -159,26 +164,32 @@ def _ends(recorded: Rollout, replayed: Rollout) -> Iterator[tuple[str, object, o
         yield "reward", recorded.reward, replayed.reward
 
 
-def _of_tokens(recorded: Trace, replayed: Trace, shown: Callable[[Sequence[int]], str]) -> Iterator[Difference]:
-    """The first token that differs, if one does; else the first segment that is otherwise different."""
+def _of_tokens(recorded: Trace, replayed: Trace, shown: Shown, nats: float) -> Iterator[Difference]:
+    """The first token that differs, if one does; else the first context that is otherwise different."""
     before = 0
     for k in range(max(len(recorded.segments), len(replayed.segments))):
         one, other = _segment(recorded, k), _segment(replayed, k)
-        ids, its = one.ids, other.ids
-        at = first_apart(ids, its)
-        if at >= 0:
+        found = _of_context(one, other, shown, nats)
+        if found is not None:
+            at, what, *values = found
             turn = _turn(recorded, before + sum(one.mask[:at]))
-            where = f"token {at}" + (f" of context {k}" if k else "")
-            yield Difference(recorded.agent, turn, where, shown(ids[at : at + 8]), shown(its[at : at + 8]))
+            yield Difference(recorded.agent, turn, what + (f" of context {k}" if k else ""), *values)
             return
         before += sum(one.mask)
-        if one != other:
-            kinds = (
-                [(s.kind, len(s.ids), s.version) for s in one.spans],
-                [(s.kind, len(s.ids), s.version) for s in other.spans],
-            )
-            yield Difference(recorded.agent, _turn(recorded, before), f"spans of context {k}", *map(str, kinds))
-            return
+
+
+def _of_context(one: Segment, other: Segment, shown: Shown, nats: float) -> tuple[int, str, str, str] | None:
+    """Where two contexts differ, in what, and how it is in both."""
+    ids, its = one.ids, other.ids
+    at = first_apart(ids, its)
+    if at >= 0:
+        return at, f"token {at}", shown(ids[at : at + 8]), shown(its[at : at + 8])
+    spans = [str((s.opened_by, [(p.kind, len(p.ids), p.version) for p in s.spans])) for s in (one, other)]
+    if spans[0] != spans[1]:
+        return len(ids), "spans", *_apart(*spans)
+    pairs = enumerate(zip(one.logprobs, other.logprobs, strict=True))
+    far = next(((at, a, b) for at, (a, b) in pairs if not abs(a - b) <= nats and a != b), None)
+    return None if far is None else (far[0], f"log-probability of token {far[0]}", str(far[1]), str(far[2]))
 
 
 def first_apart(ids: Sequence[int], others: Sequence[int]) -> int:

@@ -145,6 +145,16 @@ def tampered(r: Rollout, **ledger: object) -> Rollout:
     return replace(r, ledger=structs.replace(r.ledger, **ledger))
 
 
+async def test_log_probabilities_are_compared_to_the_nats_that_are_asked_for():
+    r = await rolled(harness(says(Turn("done"))))
+    spans = r.trace.segments[0].spans
+    nearly = Span("sampled", spans[1].ids, (*spans[1].logprobs[:-1], -1e-6))
+    other = replace(r, trace=replace(r.trace, segments=(Segment((spans[0], nearly)),)))
+    last = len(r.trace.segments[0].ids) - 1
+    assert differences(r, other) == [Difference("main", 0, f"log-probability of token {last}", "0.0", "-1e-06")]
+    assert differences(r, other, nats=1e-5) == []
+
+
 async def test_a_ledger_or_a_reward_that_comes_out_otherwise_is_a_difference_at_the_end():
     r = await rolled(harness(says(ECHO, Turn("done"))))
     again = await replay(r, language)
