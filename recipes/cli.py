@@ -25,6 +25,8 @@ from recipes.compaction import TRAIL_RUNS, compaction_run, run_compaction
 from recipes.compaction_report import is_study, report_study
 from recipes.compaction_study import compaction, study
 from recipes.compare import compare_command
+from recipes.debug import DebugError
+from recipes.debug_command import fork_command
 from recipes.doctor import doctor_command, guarded
 from recipes.episodes import EpisodesError
 from recipes.gateway import gateway_command
@@ -34,6 +36,7 @@ from recipes.overrides import OverrideError, apply, describe
 from recipes.plan import plan_command
 from recipes.publish_run import with_start
 from recipes.report import ReportError
+from recipes.rerun import replay_command
 from recipes.roster import roster_command
 from recipes.show_tasks import tasks_command
 from recipes.swap_command import swap_command
@@ -45,6 +48,9 @@ from recipes.wide_search import single_agent, wide_search
 from rewards.widesearch.cli import score_main
 from subagents.roster import RosterError
 from swarm.folders import CheckpointError
+from swarm.fork import ForkError
+from swarm.kept import RecordGap
+from swarm.records import RecordError
 from swarm.rl.ranks import LearnerLost
 from swarm.rundir import RunDirError, read_recipe
 from swarm.types import EngineError
@@ -62,6 +68,8 @@ Train an orchestrator that spawns frozen subagents, and measure it.
   gateway RUN     serve a run's policy to an agent of somebody else's, in OpenAI's protocol
   report RUN      rebuild the report of a run and show its table
   view RUN        look at a run in the browser: curves, rollouts, every agent; also while it trains
+  replay RUN      run a run's rollouts again from their records, and tell what differs
+  fork RUN        go on from a turn of a recorded rollout with one thing changed, and compare
   swap RUN        run over other subagents, or under other orchestrators, and tell what changes
   roster RUN      show who a run's subagents were and are; swap them while it trains
   compare OUT     compare finished runs, several seeds of each recipe
@@ -76,7 +84,7 @@ Every command has a --help of its own.
 
 USER_ERRORS = (
     *(UsageError, OverrideError, ReportError, EpisodesError, CheckpointError, RunDirError, OSError, EngineError),
-    *(ClusterError, LearnerLost, MisfitError, RosterError),
+    *(ClusterError, LearnerLost, MisfitError, RosterError, RecordError, RecordGap, ForkError, DebugError),
 )
 
 
@@ -145,6 +153,10 @@ def _dispatch(argv: list[str], recipes: Mapping[str, Entry]) -> int:
             return _report(rest, console)
         case "view":
             return view_command(rest, console)
+        case "replay":
+            return replay_command(rest, console)
+        case "fork":
+            return fork_command(rest, console)
         case "swap":
             return swap_command(rest, console)
         case "roster":
@@ -159,8 +171,8 @@ def _dispatch(argv: list[str], recipes: Mapping[str, Entry]) -> int:
             return score_main(rest)
         case _:
             commands = (
-                *("train", "plan", "doctor", "eval", "gateway", "report", "view", "swap", "roster", "compare"),
-                *("checkpoints", "tasks", "score"),
+                *("train", "plan", "doctor", "eval", "gateway", "report", "view", "replay", "fork", "swap", "roster"),
+                *("compare", "checkpoints", "tasks", "score"),
             )
             raise UsageError(unknown("command", command, commands))
 

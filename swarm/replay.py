@@ -186,7 +186,7 @@ def _of_context(one: Segment, other: Segment, shown: Shown, nats: float) -> tupl
         return at, f"token {at}", shown(ids[at : at + 8]), shown(its[at : at + 8])
     spans = [str((s.opened_by, [(p.kind, len(p.ids), p.version) for p in s.spans])) for s in (one, other)]
     if spans[0] != spans[1]:
-        return len(ids), "spans", *_apart(*spans)
+        return len(ids), "spans", *_apart(spans[0], spans[1])
     pairs = enumerate(zip(one.logprobs, other.logprobs, strict=True))
     far = next(((at, a, b) for at, (a, b) in pairs if not abs(a - b) <= nats and a != b), None)
     return None if far is None else (far[0], f"log-probability of token {far[0]}", str(far[1]), str(far[2]))
