@@ -38,6 +38,7 @@ from swarm.folders import CheckpointError
 from swarm.fork import Branch, Edit, fork, retraced
 from swarm.fork_compare import Comparison, compare
 from swarm.fork_credit import Credit, credit
+from swarm.kept import RecordGap, lacks
 from swarm.loop import Harness
 from swarm.portal import Portal
 from swarm.recheck import Said, recheck
@@ -155,6 +156,8 @@ class Debugger:
 
     def _prepared(self, rollout: Rollout, roster: Mapping[str, Weights] | None) -> Harness:
         """The native harness that made a rollout, its engines with the weights and the cast of then."""
+        if why := lacks(rollout):
+            raise RecordGap(why)
         harness = native(self._job.harness(), rollout)
         ref, self.weights = weights_of(self.run, self.recipe, version_of(rollout))
         if (ref.sha256, ref.version) != self._loaded:

@@ -42,28 +42,20 @@ def fork_command(argv: Sequence[str], console: Console) -> int:
     )
     parser = parser_of("fork", "RUN [options]", words, "swarm-rl fork runs/wide_search --rollout 7 --turn 2 --seed 1")
     parser.add_argument("run", metavar="RUN", type=Path, help="the run folder, for example runs/wide_search")
-    parser.add_argument(
-        "--rollout", type=int, default=-1, help="counted from 0 over all iterations (default: the last)"
-    )
+    parser.add_argument("--rollout", type=int, default=-1, help="counted from 0, -1 is the last (default: %(default)s)")
     parser.add_argument("--agent", default="main", help="whose turn, for example main/3:reader (default: %(default)s)")
     parser.add_argument("--turn", type=int, help="counted from 0")
-    parser.add_argument(
-        "--result", action="append", default=[], metavar="K=TEXT", help="what call K of the turn returns"
-    )
+    parser.add_argument("--result", action="append", default=[], metavar="K=TEXT", help="what its call K returns")
     parser.add_argument("--say", help="what the agent says in this turn instead, as text without calls")
     parser.add_argument("--prompt", help="another prompt, at turn 0")
     parser.add_argument("--system", help="another system prompt, at turn 0")
     parser.add_argument("--budget", type=positive, help="its critical steps, those already spent included")
     parser.add_argument("--temperature", type=float, help="from this turn on")
     parser.add_argument("--seed", type=int, help="another seed, from this turn on")
-    parser.add_argument(
-        "--subagents", metavar="A,B:2", help="who is spawned from here on, in every role without another"
-    )
+    parser.add_argument("--subagents", metavar="A,B:2", help="who is spawned from here on")
     parser.add_argument("--roles", metavar="NAME=A,B:2", action="append", default=[], help="who in one role")
     parser.add_argument("--credit", type=int, metavar="K", help="what the subagent that call K ran was worth")
-    parser.add_argument(
-        "--pairs", type=positive, default=16, help="how often with and without it (default: %(default)s)"
-    )
+    parser.add_argument("--pairs", type=positive, default=16, help="with and without it (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="a record file that the branch is appended to")
     o = parser.parse_args(argv)
     with open_run(o.run) as run:
@@ -123,7 +115,7 @@ def _turns(run: Debugger, rollout: Rollout) -> Table:
     """What each agent said in its turns, and what came back, shortened."""
     table = Table(box=SIMPLE_HEAD, title=rollout.task.query, title_justify="left")
     for heading in ("agent", "turn", "said", "came back"):
-        table.add_column(heading, overflow="ellipsis", no_wrap=True)
+        table.add_column(heading, overflow="ellipsis", no_wrap=True, min_width=4)
     for r in tree(rollout):
         chat = run.languages(r.trace)
         for turn, (said, act) in enumerate(zip(turns_of(r.trace), r.trace.acts, strict=True)):
