@@ -18,6 +18,8 @@ import trio
 from rich.console import Console
 
 from recipes.arguments import parser_of
+from recipes.debug import open_run
+from recipes.view_fork import Forks
 from recipes.view_run import RunView
 from recipes.view_server import PORT, Viewer, serving
 
@@ -33,12 +35,15 @@ def view_command(argv: Sequence[str], console: Console) -> int:
     parser.add_argument("--port", type=_port, help=f"the port of the page (default: {PORT}, or a free one)")
     parser.add_argument("--no-browser", action="store_true", help="print the address only")
     o = parser.parse_args(argv)
-    viewer = Viewer(RunView(o.run))
+    forks = Forks(o.run, lambda: open_run(o.run))
+    viewer = Viewer(RunView(o.run), forks)
     show = not o.no_browser and has_screen(sys.platform, os.environ)
     try:
         trio.run(_serve, viewer, o.port, show, console)
     except KeyboardInterrupt:
         console.print("closed")
+    finally:
+        forks.close()
     return 0
 
 

@@ -93,13 +93,13 @@ class _Seen:
 
 
 class Index:
-    """The list of a folder's rollouts: `for _ in index.refresh(): …; index.rows`.
+    """The list of the rollouts in some folders: `for _ in index.refresh(): …; index.rows`.
 
     `generation` counts how often the list began anew. `damaged`: what cannot be read, by file, with the reason.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, *folders: Path) -> None:
+        self.folders = folders
         self.rows: list[Row] = []
         self.generation = 0
         self.damaged: dict[str, str] = {}
@@ -112,19 +112,24 @@ class Index:
         if any(self._replaced(name) for name in self._seen):
             self.rows, self._seen, self._listed, self._sizes, self.damaged = [], {}, {}, {}, {}
             self.generation += 1
-        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
-            yield from self._read_on(path)
+        for folder in self.folders:
+            for path in sorted(folder.glob(f"*{SUFFIX}")):
+                yield from self._read_on(path)
+
+    def __contains__(self, id: str) -> bool:
+        name, _, number = id.rpartition(":")
+        return number.isdecimal() and int(number) < self._listed.get(name, 0)
 
     def load(self, id: str) -> Rollout:
         """The whole rollout of a row. Raises KeyError where there is none, RecordError where it does not read."""
-        name, _, number = id.rpartition(":")
-        if not number.isdecimal() or int(number) >= self._listed.get(name, 0):
+        if id not in self:
             raise KeyError(id)
+        name, _, number = id.rpartition(":")
         return self._seen[name].file[int(number)]
 
     def _replaced(self, name: str) -> bool:
         seen = self._seen[name]
-        path = self.folder / f"{name}{SUFFIX}"
+        path = seen.file.path
         try:
             return path.stat().st_size < seen.file.whole or _beginning(path) != seen.beginning
         except FileNotFoundError:

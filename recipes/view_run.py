@@ -14,12 +14,14 @@ import msgspec
 from tokenizers import Tokenizer
 
 from recipes.casting import entries_of
+from recipes.view_fork import FOLDER, made_of
 from recipes.view_index import Index
 from recipes.view_lanes import lanes_of
 from recipes.view_rollout import shown
 from recipes.view_tokens import Credit, credit_of, open_tokenizer, transcript
+from swarm.kept import lacks
 from swarm.rundir import RunDirError, read_done, read_metrics, read_recipe
-from swarm.types import Rollout
+from swarm.types import Rollout, ToolResult
 
 _RECENT = 8
 
@@ -33,7 +35,7 @@ class RunView:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.recipe = _recipe_of(path)
-        self.index = Index(path / "rollouts")
+        self.index = Index(path / "rollouts", path / FOLDER)
         self.metrics: list[dict[str, Any]] = []
         self.ready = False
         self._metrics_seen: tuple[int, int] = (0, 0)
@@ -73,21 +75,25 @@ class RunView:
 
     def rollout(self, id: str) -> dict[str, Any]:
         """Raises KeyError, RecordError."""
-        rollout = self._load(id)
-        return shown(id, rollout, self._credit(id, rollout))
+        rollout = self.load(id)
+        found = shown(id, rollout, self._credit(id, rollout))
+        return {**found, "fork": lacks(rollout), "made_of": made_of(self.path, id)}
 
     def agent(self, id: str, lane: int) -> dict[str, Any]:
         """The transcript of one agent of a rollout. Raises KeyError where there is none, RecordError."""
-        rollout = self._load(id)
+        rollout = self.load(id)
         rollouts = lanes_of(rollout)[1]
         if not 0 <= lane < len(rollouts):
             raise KeyError(lane)
         trace = rollouts[lane].trace
         tokenizer, note = self._tokenizer(trace.checkpoint, lane)
         credit = self._credit(id, rollout) if lane == 0 else None
-        return {"lane": lane, "windows": transcript(trace, tokenizer, credit), "note": note, "credit": bool(credit)}
+        came = [[_text(result) for result in act.results] for act in trace.acts]
+        windows = transcript(trace, tokenizer, credit)
+        return {"lane": lane, "windows": windows, "came": came, "note": note, "credit": bool(credit)}
 
-    def _load(self, id: str) -> Rollout:
+    def load(self, id: str) -> Rollout:
+        """The rollout itself, the last few of which are kept. Raises KeyError, RecordError."""
         if id not in self._recent:
             self._recent[id] = self.index.load(id)
             while len(self._recent) > _RECENT:
@@ -142,6 +148,11 @@ def _recipe_of(path: Path) -> dict[str, Any]:
 def _folders(value: object) -> tuple[Path, ...]:
     """A recipe's checkpoint, where it is one folder."""
     return (Path(value),) if isinstance(value, str) else ()
+
+
+def _text(result: ToolResult) -> str:
+    """What a call gave back, its documents and tables by their titles."""
+    return "".join(part if isinstance(part, str) else part.title or f"{len(part.rows)} rows" for part in result.parts)
 
 
 def _alive(pid_file: Path) -> bool:

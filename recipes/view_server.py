@@ -6,8 +6,9 @@
     GET  /KEY/api/metrics?from=N   lines of metrics.jsonl from the N-th on; likewise /api/rollouts
     GET  /KEY/api/rollout?id=…     one rollout; with &lane=N the transcript of one of its agents
     GET  /KEY/api/events           server-sent: how much there is, whenever that changes
+    POST /KEY/api/fork             a branch from a turn, run on and recorded: the answer has its id
 
-Whoever has not the key learns nothing; with it, everything can be read that the run folder holds and nothing written.
+Whoever has not the key learns nothing; with it, the run can be read, and branches put beside it, nothing else.
 The list is read beside the answers, a few milliseconds at a time. Not here: what the data is (`recipes.view_run`).
 """
 
@@ -31,10 +32,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from recipes.view_fork import Asked, Forks
 from recipes.view_index import Row
 from recipes.view_run import RunView
 from swarm.engine.settle import running
 from swarm.records import RecordError
+from swarm.types import EngineError
 
 PAGE = Path(__file__).parent / "viewer"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -52,14 +55,17 @@ _SAFE = {
     "cache-control": "no-store",
 }
 
+_REFUSALS = (ValueError, EngineError, msgspec.DecodeError)  # ForkError, RecordGap and DebugError are ValueErrors
+
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Viewer:
-    """The application: `async with serving(Viewer(view)) as viewer: print(viewer.address)`."""
+    """The application: `async with serving(Viewer(view, forks)) as viewer: print(viewer.address)`."""
 
-    def __init__(self, view: RunView) -> None:
-        self.view = view
+    def __init__(self, view: RunView, forks: Forks) -> None:
+        self.view, self.forks = view, forks
+        self._forking = trio.Lock()
         self.address = ""
         self._key = token_urlsafe(24)
         self._files = {p.name: p.read_bytes() for p in PAGE.iterdir() if p.suffix in _TYPES}
@@ -72,7 +78,8 @@ class Viewer:
             ("{file:path}", self._file),
         ]
         keyed = [Route(f"/{{key}}/{p}", self._guarded(e), methods=["GET"]) for p, e in routes]
-        self.app = Starlette(routes=[Route("/", self._known, methods=["GET"]), *keyed])
+        fork = Route("/{key}/api/fork", self._guarded(self._fork), methods=["POST"])
+        self.app = Starlette(routes=[Route("/", self._known, methods=["GET"]), fork, *keyed])
 
     def at(self, address: str) -> None:
         """Says where the application is served."""
@@ -134,6 +141,20 @@ class Viewer:
             return _refused(404, f"no rollout {id!r}" + (f" with an agent {lane}" if lane else ""))
         except (RecordError, OSError) as e:
             return _refused(410, str(e))
+
+    async def _fork(self, request: Request) -> Response:
+        """One at a time, in a thread: engines take as long as they take, and the page goes on meanwhile."""
+        try:
+            asked = msgspec.json.decode(await request.body(), type=Asked)
+            if asked.id not in self.view.index:
+                return _refused(404, f"no rollout {asked.id!r}")
+            async with self._forking:
+                id = await trio.to_thread.run_sync(self.forks.make, asked, self.view.load(asked.id))
+        except (*_REFUSALS, OSError) as e:
+            return _refused(422, str(e))
+        while id not in self.view.index:
+            await trio.sleep(_SLICE)
+        return _json({"id": id})
 
     async def _events(self, request: Request) -> Response:
         return StreamingResponse(self.news(), media_type="text/event-stream")

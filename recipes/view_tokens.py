@@ -13,6 +13,7 @@ from zipfile import BadZipFile
 import numpy as np
 from tokenizers import Tokenizer
 
+from swarm.kept import GIVEN
 from swarm.types import Segment, Span, Trace
 
 SIGNALS = ("advantage", "value", "ratio")
@@ -56,7 +57,21 @@ def pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
 
 def turns_of(trace: Trace) -> list[tuple[int, tuple[Span, ...]]]:
     """The turns in order, each with the number of its context window: sampled spans that follow one another are one."""
-    return [(k, turn) for k, segment in enumerate(trace.segments) for turn in _sampled(segment)]
+    return [(k, turn) for k, segment in enumerate(spoken(trace)) for turn in _sampled(segment)]
+
+
+def spoken(trace: Trace) -> list[Segment]:
+    """The windows, the turns that a fork put in the agent's mouth being turns like the others, of version GIVEN."""
+    given = [act.given for act in trace.acts if act.given]
+    return [
+        Segment(tuple(_own(span, given) for span in segment.spans), segment.opened_by) for segment in trace.segments
+    ]
+
+
+def _own(span: Span, given: list[tuple[int, ...]]) -> Span:
+    if not given or span.kind != "observed" or span.ids != given[0]:
+        return span
+    return Span("sampled", given.pop(0), (0.0,) * len(span.ids), GIVEN)
 
 
 def _sampled(segment: Segment) -> list[tuple[Span, ...]]:
@@ -73,7 +88,7 @@ def transcript(trace: Trace, tokenizer: Tokenizer | None, credit: Credit | None)
     """The windows of a trace, each with its spans: sampled ones token by token, the others as one text."""
     windows: list[dict[str, Any]] = []
     turn, at = -1, 0
-    for segment in trace.segments:
+    for segment in spoken(trace):
         spans: list[dict[str, Any]] = []
         for span in segment.spans:
             if span.kind != "sampled":

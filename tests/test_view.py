@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from recipes.arguments import UsageError
 from recipes.view import has_screen, view_command
 from recipes.view_answer import compared
+from recipes.view_fork import Forks
 from recipes.view_index import Index, Row
 from recipes.view_lanes import Lane, lanes_of
 from recipes.view_rollout import shown
@@ -30,7 +31,17 @@ from recipes.view_tokens import credit_of, pieces, turns_of
 from swarm.records import write
 from swarm.rundir import RunDirError
 from swarm.types import Ledger, Rollout, Segment, Span, Stage, Task, Trace
-from tests.view_cases import GOLD, add_credit, add_iteration, example, metrics, rollouts, run_folder, tokenizer_json
+from tests.view_cases import (
+    GOLD,
+    Scripted,
+    add_credit,
+    add_iteration,
+    example,
+    metrics,
+    rollouts,
+    run_folder,
+    tokenizer_json,
+)
 
 TASK = Task("t", "q", "s", "city", ("city", "code"), (("A", "1"), ("B", "2"), ("C", "3")))
 
@@ -275,7 +286,10 @@ def test_subagents_that_brought_nothing_new_are_told() -> None:
 
 @asynccontextmanager
 async def looking(path: Path) -> AsyncGenerator[tuple[httpx.AsyncClient, Viewer]]:
-    async with serving(Viewer(RunView(path))) as viewer, httpx.AsyncClient(base_url=viewer.address) as client:
+    async with (
+        serving(Viewer(RunView(path), Forks(path, Scripted))) as viewer,
+        httpx.AsyncClient(base_url=viewer.address) as client,
+    ):
         while not viewer.view.ready:
             await trio.sleep(0.01)
         yield client, viewer
@@ -385,6 +399,63 @@ async def test_a_metric_that_is_not_finite_is_null_on_the_page(run: Path) -> Non
     async with looking(run) as (client, _):
         [row] = (await client.get("api/metrics?from=2")).json()["rows"]
     assert row == {"step": 3, "train/drift_mean": None, "train/drift_max": None}
+
+
+# --- forks ---------------------------------------------------------------------------------
+
+
+async def test_a_fork_is_run_recorded_and_listed(run: Path) -> None:
+    asked = {"id": "iteration_0001:0", "agent": "main", "turn": 1, "results": {"0": "| r | 5 |"}}
+    async with looking(run) as (client, _):
+        made = (await client.post("api/fork", json=asked)).json()
+        branch = (await client.get(f"api/rollout?id={made['id']}")).json()
+        said = (await client.get(f"api/rollout?id={made['id']}&lane=0")).json()
+    assert made == {"id": "branches:0"}
+    assert branch["made_of"] == asked
+    assert said["came"][1][0] == "| r | 5 |"
+    assert (run / "forks" / "branches.rollouts").exists()
+
+
+async def test_a_fork_says_what_it_is_told_to_say(run: Path) -> None:
+    said = '<tool_call>\n{"name": "echo", "arguments": {"text": "other"}}\n</tool_call><|im_end|>'
+    asked = {"id": "iteration_0001:0", "agent": "main", "turn": 0, "say": said}
+    async with looking(run) as (client, _):
+        made = (await client.post("api/fork", json=asked)).json()
+        agent = (await client.get(f"api/rollout?id={made['id']}&lane=0")).json()
+    assert agent["came"][0] == ["other"]
+    first = agent["windows"][0]["spans"][1]
+    assert (first["kind"], first["turn"], first["version"]) == ("sampled", 0, -1)
+    assert "other" in "".join(first["pieces"])
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "reason"),
+    [
+        ({"turn": 9}, 422, "main: turn 9, want one from 0 to 3"),
+        ({"agent": "nobody"}, 422, "nobody: its record cannot be gone on from, want one of the native loop"),
+        ({"say": "<tool_call>\nno JSON\n</tool_call>"}, 422, "does not read"),
+        ({"shell": "ls"}, 422, "unknown field `shell`"),
+        ({"id": "iteration_0009:0"}, 404, "no rollout 'iteration_0009:0'"),
+    ],
+)
+async def test_a_fork_that_cannot_be_made_is_refused(
+    run: Path, change: dict[str, object], status: int, reason: str
+) -> None:
+    async with looking(run) as (client, _):
+        answer = await client.post("api/fork", json={"id": "iteration_0001:0", "agent": "main", "turn": 0, **change})
+    assert answer.status_code == status
+    assert reason in answer.json()["error"]
+    assert not (run / "forks").exists()
+
+
+async def test_nobody_forks_without_the_key(run: Path) -> None:
+    async with looking(run) as (client, viewer):
+        root = viewer.address.rsplit("/", 2)[0]
+        await client.get("")  # a cookie alone is not enough
+        answer = await client.post(
+            f"{root}/guess/api/fork", json={"id": "iteration_0001:0", "agent": "main", "turn": 0}
+        )
+    assert answer.status_code == 404
 
 
 # --- the command ---------------------------------------------------------------------------

@@ -251,6 +251,29 @@ def test_a_rollout_that_is_not_there_says_so(browser: Browser, address: str) -> 
         expect(other.get_by_role("alert")).to_contain_text("no rollout 'iteration_0009:0'")
 
 
+def test_a_turn_is_forked_and_the_branch_stands_beside_its_parent(page: Page, tmp_path: Path) -> None:
+    with served(run_folder(tmp_path / "forked", [example()])) as address:
+        opened(page, address, "rollout/iteration_0001:0")
+        page.get_by_role("article", name="Turn 2").get_by_role("button", name="Fork").click()
+        page.get_by_label("What call 1 gives back").fill("nothing at all")
+        page.get_by_role("button", name="Run the branch").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Two rollouts")
+        expect(page.locator("mark", has_text="nothing at all")).to_be_visible()
+        page.get_by_role("link", name="branches:0").first.click()
+        expect(page.get_by_text("forked at turn 2 of main")).to_be_visible()
+
+
+def test_a_fork_that_is_refused_says_why_and_can_be_changed(browser: Browser, address: str) -> None:
+    with browser.new_context() as context:
+        page = context.new_page()
+        opened(page, address, "rollout/iteration_0001:0")
+        page.get_by_role("article", name="Turn 3").get_by_role("button", name="Fork").click()
+        page.get_by_label("critical steps", exact=True).fill("1")
+        page.get_by_role("button", name="Run the branch").click()
+        expect(page.get_by_role("dialog").get_by_role("status")).to_contain_text("critical_steps = 1, want more than")
+        expect(page.get_by_role("button", name="Run the branch")).to_be_enabled()
+
+
 # --- live, large, and for everybody -----------------------------------------------------------
 
 

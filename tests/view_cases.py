@@ -14,11 +14,13 @@ from threading import Thread
 import numpy as np
 import trio
 
+from recipes.view_fork import Forks
 from recipes.view_run import RunView
 from recipes.view_server import Viewer, serving
+from swarm.fork import Branch, Edit, fork
 from swarm.records import write
 from swarm.types import Reward, Rollout
-from tests.debug_cases import rolled, swarm
+from tests.debug_cases import language, rolled, swarm
 from tests.swarm_cases import TASK, chat
 
 RECIPE = {"iterations": 3, "seed": 7, "spawn": True, "subagent": "gone", "ppo": {"lr": 1e-4}}
@@ -81,6 +83,18 @@ def tokenizer_json() -> str:
     return chat().tokenizer.backend_tokenizer.to_str()
 
 
+class Scripted:
+    """A run that is forked by the scripted agents who made the example."""
+
+    languages = staticmethod(language)
+
+    def fork(self, rollout: Rollout, agent: str, turn: int, edit: Edit) -> Branch:
+        return trio.run(fork, swarm(), rollout, agent, turn, edit)
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
 @contextmanager
 def served(path: Path) -> Generator[str]:
     """The address at which a run is shown, by a server in a thread of its own."""
@@ -88,7 +102,7 @@ def served(path: Path) -> Generator[str]:
 
     async def serve() -> None:
         with trio.CancelScope() as scope:
-            async with serving(Viewer(RunView(path))) as viewer:
+            async with serving(Viewer(RunView(path), Forks(path, Scripted))) as viewer:
                 told.put((viewer.address, trio.lowlevel.current_trio_token(), scope))
                 await trio.sleep_forever()
 

@@ -6,15 +6,22 @@ import { Timeline } from "./timeline.js";
 
 const look = { axis: "steps" };
 
-export async function compare(main, { parts: ids }) {
+export function compare(main, { parts: ids }) {
+  let left = false;
   main.replaceChildren(h("p", { class: "empty" }, "Reading both rollouts …"));
-  try {
-    const both = await Promise.all(ids.map((id) => get(`api/rollout?id=${encodeURIComponent(id)}`)));
-    const said = await Promise.all(ids.map((id) => get(`api/rollout?id=${encodeURIComponent(id)}&lane=0`)));
-    draw(main, both, said);
-  } catch (error) {
-    main.replaceChildren(h("p", { class: "empty", role: "alert" }, error.message));
-  }
+  read(ids).then(
+    ([both, said]) => left || draw(main, both, said),
+    (error) => left || main.replaceChildren(h("p", { class: "empty", role: "alert" }, error.message)),
+  );
+  return () => {
+    left = true;
+  };
+}
+
+/** Both rollouts, and what their first agents said. */
+function read(ids) {
+  const each = (options) => Promise.all(ids.map((id) => get(`api/rollout?id=${encodeURIComponent(id)}${options}`)));
+  return Promise.all([each(""), each("&lane=0")]);
 }
 
 function draw(main, both, said) {

@@ -3,6 +3,7 @@
 import { answer } from "./answer.js";
 import { ledger, reward } from "./costs.js";
 import { choice, fixed, h, num, plural, seconds } from "./dom.js";
+import { forkDialog } from "./fork.js";
 import { list } from "./rollouts.js";
 import { SIGNALS } from "./scale.js";
 import { get, store } from "./store.js";
@@ -69,11 +70,19 @@ class Page {
     return h(
       "header",
       { class: "rollout-head" },
-      h("p", { class: "crumbs" }, h("a", { href: "#/rollouts" }, "Rollouts"), " / ", `${name.replace(/_0*/, " ")}, number ${number}`, h("span", { class: "pill", "data-state": status }, failed ? "failed" : status), this.step(-1, "Before"), this.step(1, "After")),
+      h("p", { class: "crumbs" }, h("a", { href: "#/rollouts" }, "Rollouts"), " / ", `${name.replace(/_0*/, " ")}, number ${number}`, this.origin(), h("span", { class: "pill", "data-state": status }, failed ? "failed" : status), this.step(-1, "Before"), this.step(1, "After")),
       h("h1", { class: "query" }, task.query.split("\n")[0]),
       task.query.includes("\n") ? h("p", { class: "soft query-rest" }, task.query.split("\n").slice(1).join(" · ")) : null,
       h("dl", { class: "facts" }, facts.map(([term, value]) => h("div", {}, h("dt", {}, term), h("dd", {}, value)))),
     );
+  }
+
+  /** Of a branch, what it was made of. */
+  origin() {
+    const made = this.rollout.made_of;
+    if (!made) return null;
+    const both = [made.id, this.id].map(encodeURIComponent).join("/");
+    return h("span", {}, `forked at turn ${made.turn + 1} of ${made.agent}`, " ", h("a", { class: "button small", href: `#/compare/${both}` }, "Compare with its parent"));
   }
 
   neighbour(way) {
@@ -107,6 +116,7 @@ class Page {
   key_() {
     const words = [
       this.rollout.lanes.every((lane) => lane.timed) ? "" : "An agent's length in seconds is measured; where a turn lies within it is shared out by tokens. ",
+      this.rollout.fork ? "It cannot be forked: its record is without what its calls gave back. " : "",
       this.rollout.credit ? "" : "Advantage, value and ratio are offered where the trainer left its credit file.",
     ].join("");
     return h("p", { class: "lane-key soft" }, h("i", { class: "on" }), "on the critical path", h("i", { class: "off" }), "not on it", h("i", { class: "waits" }), "waits", words ? h("span", {}, words) : null);
@@ -150,8 +160,14 @@ class Page {
     this.side.removeAttribute("aria-busy");
     this.side.replaceChildren(
       h("header", {}, h("h2", {}, agent.name), h("p", { class: "soft" }, facts, checkpoint ? " · " : "", checkpoint), h("div", { class: "tools" }, legend(used, values), up)),
-      transcript(this.data, lanes, lane, this.show.signal, (n) => this.go(n, -1)),
+      transcript(this.data, lanes, lane, this.show.signal, (n) => this.go(n, -1), this.rollout.fork ? null : (turn) => this.fork(turn)),
     );
+  }
+
+  fork(turn) {
+    const spans = this.data.windows.flatMap((w) => w.spans).filter((span) => span.turn === turn);
+    const said = spans.flatMap((span) => span.pieces).join("");
+    forkDialog(this.rollout, this.rollout.lanes[this.data.lane], turn, said, this.data.came[turn] ?? []);
   }
 
   /** Brings a turn into sight, within the transcript alone. */

@@ -11,7 +11,7 @@ const score = (value) => fixed(value, 3);
 
 /** Column, heading, what it means, how it is shown, its width; texts sort upwards first, numbers downwards. */
 const COLUMNS = [
-  ["iteration", "iter.", "Iteration", num, "4.5rem"],
+  ["iteration", "iter.", "Iteration, of the run or a fork", (n) => (n ? num(n) : "fork"), "4.5rem"],
   ["index", "#", "Place in the iteration", num, "3.6rem"],
   ["query", "task", "What was asked", null, "minmax(14rem, 1fr)"],
   ["domain", "family", "Family of the task", null, "7rem"],

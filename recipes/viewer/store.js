@@ -6,8 +6,11 @@ let generation = null;
 let busy = null;
 let again = false;
 
-export async function get(path) {
-  const response = await fetch(path);
+export const get = (path) => answered(fetch(path));
+export const post = (path, body) => answered(fetch(path, { method: "POST", body: JSON.stringify(body) }));
+
+async function answered(request) {
+  const response = await request;
   const body = await response.json();
   if (!response.ok) throw new Error(body.error ?? response.statusText);
   return body;

@@ -6,13 +6,16 @@ import { colour, extent, SIGNALS } from "./scale.js";
 const MARKER = /(<\|[^|>]*\|>|<\/?tool_\w+>|<\/?think>|<\w+_of_turn>)/;
 const LONG = 1600;
 
-/** `data`: the answer of api/rollout with a lane; `lane`: the agent; `onlane(lane)` for a subagent that it started. */
-export function transcript(data, lanes, lane, signal, onlane) {
+/**
+ * `data`: the answer of api/rollout with a lane; `lane`: the agent; `onlane(lane)` for a subagent that it started;
+ * `onfork(turn)` where a turn can be forked from, else null.
+ */
+export function transcript(data, lanes, lane, signal, onlane, onfork) {
   const agent = lanes[lane];
   const used = data.credit || signal === "logprob" ? signal : "logprob";
   const sampled = data.windows.flatMap((w) => w.spans).filter((span) => span.kind === "sampled");
   const range = extent(used, sampled.flatMap((span) => span[used]));
-  const windows = data.windows.map((window, k) => h("section", { "aria-label": `Context ${k + 1}` }, data.windows.length > 1 || window.opened_by !== "start" ? divider(window, k) : null, spans(window.spans, { agent, lanes, used, range, onlane })));
+  const windows = data.windows.map((window, k) => h("section", { "aria-label": `Context ${k + 1}` }, data.windows.length > 1 || window.opened_by !== "start" ? divider(window, k) : null, spans(window.spans, { agent, lanes, used, range, onlane, onfork })));
   return h(
     "div",
     { class: "windows", tabindex: 0, role: "region", "aria-label": `Transcript of ${agent.name}` },
@@ -56,7 +59,7 @@ function turn(span, at) {
   return h(
     "article",
     { class: "turn-card", "data-turn": span.turn, "aria-label": `Turn ${span.turn + 1}` },
-    h("p", { class: "said-by" }, h("b", {}, `Turn ${span.turn + 1}`), " ", h("span", { class: "soft" }, facts.join(" · "))),
+    h("p", { class: "said-by" }, h("b", {}, `Turn ${span.turn + 1}`), " ", h("span", { class: "soft" }, facts.join(" · ")), at.onfork ? h("button", { type: "button", class: "small", onclick: () => at.onfork(span.turn) }, "Fork") : null),
     h("pre", { class: "said" }, tokens(span, at)),
     found.children.length ? children(found.children, at) : null,
   );
