@@ -19,8 +19,10 @@ from recipes.view_index import Index
 from recipes.view_lanes import lanes_of
 from recipes.view_rollout import shown
 from recipes.view_tokens import Credit, credit_of, open_tokenizer, transcript
+from swarm.folders import CheckpointError
 from swarm.kept import lacks
 from swarm.rundir import RunDirError, read_done, read_metrics, read_recipe
+from swarm.store import resolve
 from swarm.types import Rollout, ToolResult
 
 _RECENT = 8
@@ -146,13 +148,19 @@ def _recipe_of(path: Path) -> dict[str, Any]:
 
 
 def _folders(value: object) -> tuple[Path, ...]:
-    """A recipe's checkpoint, where it is one folder."""
-    return (Path(value),) if isinstance(value, str) else ()
+    """A recipe's checkpoint, a folder or a name in the store, where it is one and is there."""
+    try:
+        return (resolve(value),) if isinstance(value, str) else ()
+    except CheckpointError:
+        return ()
 
 
 def _text(result: ToolResult) -> str:
     """What a call gave back, its documents and tables by their titles."""
-    return "".join(part if isinstance(part, str) else part.title or f"{len(part.rows)} rows" for part in result.parts)
+    return "".join(
+        part if isinstance(part, str) else part.title if part.url else f"{len(part.rows)} rows\n"
+        for part in result.parts
+    )
 
 
 def _alive(pid_file: Path) -> bool:
