@@ -103,9 +103,9 @@ class Lab:
         """The whole rollout, with what was said; cells are compared as our own tasks are scored."""
         return Shown(rollout, self.chat.decode, canonical)
 
-    def turns(self, rollout: Rollout) -> Turns:
-        """The turns of its first agent, to step through."""
-        return Turns(rollout, self.chat.decode)
+    def turns(self, rollout: Rollout, at: int = 0) -> Turns:
+        """The turns of its first agent, to step through from turn `at`."""
+        return Turns(rollout, self.chat.decode, at)
 
     def tokens(self, rollout: Rollout, values: Sequence[float], name: str, middle: float = 0.0) -> Tokens:
         """The sampled tokens of its first agent, coloured by a number of each."""

@@ -26,13 +26,14 @@ STYLE = Html("""<style>
 .swarm-rl{font:13px/1.45 system-ui,sans-serif;max-width:64rem}
 .swarm-rl{--path:#d9730d;--own:#3a87c8;--good:#2b9a66;--bad:#d64545}
 .swarm-rl table{border-collapse:collapse;margin:.3rem 0;font-size:12px}
-.swarm-rl table.lanes{width:100%}
+.swarm-rl table.lanes{width:100%;table-layout:auto!important}
+.swarm-rl .lanes td,.swarm-rl .lanes th{white-space:nowrap}
 .swarm-rl th,.swarm-rl td{border:0;border-bottom:1px solid #8883;padding:.12rem .6rem;text-align:left!important}
 .swarm-rl th,.swarm-rl td{background:none;vertical-align:top}
 .swarm-rl tr{background:none}
 .swarm-rl th{font-weight:600;opacity:.75}
 .swarm-rl td.n,.swarm-rl th.n{text-align:right!important;font-variant-numeric:tabular-nums}
-.swarm-rl td.bar{width:60%;padding:.2rem 0}
+.swarm-rl td.bar{width:75%;padding:.2rem 0}
 .swarm-rl svg{display:block;width:100%;height:14px}
 .swarm-rl .own{fill:var(--own)}.swarm-rl .wait{fill:#8885}.swarm-rl .path .own{fill:var(--path)}
 .swarm-rl .path td:first-child,.swarm-rl b.path{color:var(--path)}
@@ -44,7 +45,8 @@ STYLE = Html("""<style>
 .swarm-rl .wrong{color:var(--bad)}.swarm-rl .right{color:var(--good)}
 .swarm-rl .soft{opacity:.7}
 .swarm-rl .facts span{margin-right:1.4rem}
-.swarm-rl .steps>label{margin-right:.5rem;cursor:pointer}
+.swarm-rl .steps>label{display:inline-block;margin-right:.6rem;cursor:pointer}
+.swarm-rl .steps input{margin:0 .2rem 0 0;vertical-align:-2px}
 </style>""")
 
 

@@ -45,8 +45,8 @@ class Tokens:
         return page(_STYLE, self._legend(reach), element("pre", *tokens, cls="tokens"))
 
     def _legend(self, reach: float) -> Html:
-        ends = ((-1.0, self.middle - reach), (-0.5, None), (0.0, self.middle), (0.5, None), (1.0, self.middle + reach))
-        scale = [element("i", f" {x:+.3g} " if x is not None else "   ", cls=_level(at)) for at, x in ends]
+        ends = sorted({self.middle, *(f(self.values, default=self.middle) for f in (min, max))})
+        scale = [element("i", f" {x:.3g} ", cls=_level((x - self.middle) / reach)) for x in ends]
         return element("div", element("b", self.name), " ", *scale, cls="tokens")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 from zlib import crc32
 
 from swarm.show import Decode
@@ -18,10 +18,14 @@ from swarm.types import Rollout, Span, Stage
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The turns of a rollout's own agent: `Turns(rollout, chat.decode)`. Children have rollouts of their own."""
+    """The turns of a rollout's own agent, `at` the one that is shown first: `Turns(rollout, chat.decode)`.
+
+    Children have rollouts of their own.
+    """
 
     rollout: Rollout
     decode: Decode
+    at: int = 0
 
     def __repr__(self) -> str:
         return f"{self.rollout.trace.agent}, {len(self.rollout.ledger.stages)} turns"
@@ -29,17 +33,14 @@ class Turns:
     def _repr_html_(self) -> str:
         panes = [element("section", pane) for pane in self._panes()]
         name = f"turns-{crc32(''.join(panes).encode()):08x}"
-        buttons = [element("input", type="radio", name=name, id=f"{name}-{k}") for k in range(len(panes))]
-        buttons[:1] = [Html(button.replace("<input", "<input checked", 1)) for button in buttons[:1]]
-        labelled = [join([b, element("label", f"turn {k}", **{"for": f"{name}-{k}"})]) for k, b in enumerate(buttons)]
-        return page(_style(name, len(panes)), element("div", *labelled, *panes, cls="steps", id=name))
+        buttons = [element("label", _button(name, k == self.at), str(k)) for k in range(len(panes))]
+        return page(_style(name, len(panes)), element("div", "turn ", *buttons, *panes, cls="steps", id=name))
 
     def _panes(self) -> Iterator[Html]:
         stages = self.rollout.ledger.stages
-        spent = [0, *accumulate(stage.critical_steps for stage in stages)]
-        turns = zip_longest(_turns(self.rollout), stages)
-        for (turn, stage), before in zip(turns, spent, strict=False):
-            yield self._pane(*(turn or ([], [])), stage or Stage(0), before)
+        spent = accumulate((stage.critical_steps for stage in stages), initial=0)
+        for (seen, said), stage, before in zip(_turns(self.rollout), stages, spent, strict=False):
+            yield self._pane(seen, said, stage, before)
 
     def _pane(self, seen: list[Span], said: list[Span], stage: Stage, before: int) -> Html:
         words = f"{before} critical steps spent before it; it costs {stage.main}"
@@ -49,11 +50,21 @@ class Turns:
                 if len(stage.subagents) > 1
                 else (f" + {stage.subagents[0]} = {stage.critical_steps}")
             )
-        context = [element("pre", self.decode(span.ids), title=span.kind) for span in seen]
         length = sum(len(span.ids) for span in seen)
+        context = [element("pre", self.decode(span.ids), title=span.kind) for span in seen]
+        came = fold(join([f"{length} tokens came into its context"]), *context, opened=True)
         spoken = [element("pre", self.decode(span.ids), cls="said", title="sampled") for span in said]
-        added = fold(join([f"what came into its context: {length} tokens"]), *context)
-        return join([element("div", words, cls="soft"), added, *spoken])
+        return join([element("div", _cost(stage, before), cls="soft"), came, *spoken])
+
+
+def _cost(stage: Stage, before: int) -> str:
+    waited = f" + max({', '.join(map(str, stage.subagents))})" if stage.subagents else ""
+    return f"{before} critical steps before it; it costs {stage.main}{waited} = {stage.critical_steps}"
+
+
+def _button(name: str, checked: bool) -> Html:
+    button = element("input", type="radio", name=name)
+    return Html(button.replace("<input", "<input checked", 1)) if checked else button
 
 
 def _turns(rollout: Rollout) -> Iterator[tuple[list[Span], list[Span]]]:
@@ -75,5 +86,5 @@ def _turns(rollout: Rollout) -> Iterator[tuple[list[Span], list[Span]]]:
 
 def _style(name: str, count: int) -> Html:
     """Shows the pane of the button that is chosen."""
-    chosen = ",".join(f"#{name}>input:nth-of-type({k}):checked~section:nth-of-type({k})" for k in range(1, count + 1))
-    return Html(f"<style>#{name}>section{{display:none}}{chosen}{{display:block}}</style>")
+    chosen = (f"#{name}:has(label:nth-of-type({k}) :checked)>section:nth-of-type({k})" for k in range(1, count + 1))
+    return Html(f"<style>#{name}>section{{display:none}}{','.join(chosen)}{{display:block}}</style>")
