@@ -219,15 +219,17 @@ async def step(harness: Harness, state: State) -> State:
         completion = await answer
     except EngineError as e:
         return structs.replace(state, status="error", error=str(e))
-    act = Act(len(completion.ids), completion.cached, completion.seconds_queued, seconds=trio.current_time() - began)
+    seconds = trio.current_time() - began
     turn = harness.chat.parse(completion.ids, harness.specs)
-    state = _said(state, completion, act, prompt_tokens)
+    state = _said(state, completion, prompt_tokens)
     if state.summarize:
-        return _summarized(harness, state, completion.ids, turn)
+        return _summarized(harness, _acted(state, completion, seconds), completion.ids, turn)
     final = state.last or not (turn.calls or turn.malformed)
     if final or harness.scratchpad:
         state = structs.replace(state, workspace=state.workspace.written(turn.content))
-    return _answered(state, turn) if final else await _act(harness, state, turn, completion.ids, prompt_tokens)
+    if final:
+        return _answered(_acted(state, completion, seconds), turn)
+    return await _act(harness, state, turn, completion, prompt_tokens, seconds)
 
 
 def _sampling(harness: Harness, state: State) -> Sampling:
@@ -239,7 +241,13 @@ def _cut(state: State) -> State:
     return structs.replace(state, status="truncated", error="context")
 
 
-def _said(state: State, completion: Completion, act: Act, prompt_tokens: int) -> State:
+def _acted(state: State, completion: Completion, seconds: float) -> State:
+    """The state after a turn without calls."""
+    act = Act(len(completion.ids), completion.cached, completion.seconds_queued, seconds=seconds)
+    return structs.replace(state, acts=(*state.acts, act))
+
+
+def _said(state: State, completion: Completion, prompt_tokens: int) -> State:
     ledger = structs.replace(
         state.ledger,
         tokens_prompt=state.ledger.tokens_prompt + prompt_tokens,
@@ -247,8 +255,7 @@ def _said(state: State, completion: Completion, act: Act, prompt_tokens: int) ->
         tokens_sampled=state.ledger.tokens_sampled + len(completion.ids),
         seconds_queued=state.ledger.seconds_queued + completion.seconds_queued,
     )
-    segment = state.segment.extended(*completion.spans)
-    return structs.replace(state, segment=segment, ledger=ledger, acts=(*state.acts, act))
+    return structs.replace(state, segment=state.segment.extended(*completion.spans), ledger=ledger)
 
 
 def _summarized(harness: Harness, state: State, ids: tuple[int, ...], turn: Turn) -> State:
@@ -270,7 +277,9 @@ def _answered(state: State, turn: Turn) -> State:
     return structs.replace(state, ledger=ledger, spent=spent, status=status, answer=turn.content)
 
 
-async def _act(harness: Harness, state: State, turn: Turn, said: tuple[int, ...], prompt_tokens: int) -> State:
+async def _act(
+    harness: Harness, state: State, turn: Turn, completion: Completion, prompt_tokens: int, seconds: float
+) -> State:
     first = state.ledger.counts.get("calls", 0)
     caller = CallContext(state.agent, state.depth, first, state.seed, state.left - 1, state.task, state.workspace)
     checked, began = prepare(harness.by_name, turn, caller), trio.current_time()
@@ -293,16 +302,15 @@ async def _act(harness: Harness, state: State, turn: Turn, said: tuple[int, ...]
     if children or checked.ordinary > 1:
         stage = Stage(max(1, checked.ordinary), tuple([c.ledger.critical_steps for c in children.values()]))
     ledger, spent = _paid(state, stage, counts)
-    act = structs.replace(
-        state.acts[-1], results=tuple(results), children=tuple(children), refused=checked.refused, calling=calling
-    )
+    said, cached, queued = completion.ids, completion.cached, completion.seconds_queued
+    act = Act(len(said), cached, queued, tuple(results), tuple(children), checked.refused, seconds, calling)
     state = structs.replace(
         state,
         workspace=workspace,
         children=(*state.children, *children.values()),
         ledger=ledger,
         spent=spent,
-        acts=(*state.acts[:-1], act),
+        acts=(*state.acts, act),
     )
     return _observed(harness, state, Step(said, tuple(texts)), prompt_tokens + len(said))
 
