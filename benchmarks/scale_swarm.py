@@ -198,7 +198,7 @@ def whole(chat: WholeTexts, texts: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def transcript_bytes(rollouts: Sequence[Rollout]) -> int:
-    """Bytes of the spans of a tree and of the tuples that they consist of, each object counted once.
+    """Bytes of the spans and acts of a tree and of the tuples that they consist of, each object counted once.
 
     The ids and log-probabilities themselves are the same objects for all agents, and so is what each agent says.
     """
@@ -210,6 +210,9 @@ def transcript_bytes(rollouts: Sequence[Rollout]) -> int:
         for segment in rollout.trace.segments:
             for part in (segment.spans, *segment.spans, *(x for s in segment.spans for x in (s.ids, s.logprobs))):
                 seen[id(part)] = sys.getsizeof(part)
+        acts = rollout.trace.acts
+        for part in (acts, *acts, *(x for a in acts for r in a.results for x in (a.results, r, r.parts, *r.parts))):
+            seen[id(part)] = sys.getsizeof(part)
     return sum(seen.values())
 
 
