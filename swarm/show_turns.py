@@ -45,11 +45,8 @@ class Turns:
     def _pane(self, seen: list[Span], said: list[Span], stage: Stage, before: int) -> Html:
         words = f"{before} critical steps spent before it; it costs {stage.main}"
         if stage.subagents:
-            words += (
-                f" + max{stage.subagents} = {stage.critical_steps}"
-                if len(stage.subagents) > 1
-                else (f" + {stage.subagents[0]} = {stage.critical_steps}")
-            )
+            most = f"max{stage.subagents}" if len(stage.subagents) > 1 else max(stage.subagents)
+            words += f" + {most} = {stage.critical_steps}"
         length = sum(len(span.ids) for span in seen)
         context = [element("pre", self.decode(span.ids), title=span.kind) for span in seen]
         came = fold(join([f"{length} tokens came into its context"]), *context, opened=True)
