@@ -20,9 +20,13 @@ from rich.table import Table
 
 from recipes.arguments import UsageError, parser_of
 from recipes.casting import Played, ask, asked_of, entries_of
+from recipes.config import Recipe
+from recipes.engines import check_served
+from recipes.overrides import from_json
 from recipes.roles import Weights
 from swarm.checks import want
 from swarm.rundir import RunDirError, read_recipe
+from swarm.store import resolve
 
 
 def roster_command(argv: Sequence[str], console: Console) -> int:
@@ -45,6 +49,7 @@ def roster_command(argv: Sequence[str], console: Console) -> int:
     if changes:
         if (o.run / "done.json").exists():
             raise RunDirError(f"{o.run}: the run is done, want one that has iterations left")
+        _check(from_json(Recipe, recipe), changes)
         ask(o.run, changes)
     if o.json:
         known = {"entries": entries_of(o.run), "next": asked_of(o.run)}
@@ -52,6 +57,13 @@ def roster_command(argv: Sequence[str], console: Console) -> int:
     else:
         console.print(_table(o.run))
     return 0
+
+
+def _check(recipe: Recipe, changes: Mapping[str, Weights]) -> None:
+    """Raises CheckpointError now for what the run could not serve, and not when it comes to it."""
+    for role, weights in changes.items():
+        for folder in weights:
+            check_served(recipe, resolve(folder), recipe.role(role).engine)
 
 
 def changes_of(subagents: str | None, roles: Sequence[str]) -> dict[str, Weights]:

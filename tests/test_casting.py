@@ -11,6 +11,7 @@ import pytest
 
 from recipes.arguments import UsageError
 from recipes.casting import FILE, NEXT, CastBook, ask, asked_of, entries_of, last_cast, shown
+from recipes.cli import main
 from recipes.config import SHIPPED, Recipe
 from recipes.overrides import OverrideError, apply, from_json, to_json
 from recipes.roles import RoleSettings
@@ -144,3 +145,19 @@ def test_a_checkpoint_of_the_store_stays_as_long_as_the_run_needs_it(tmp_path, m
     assert book(run, recipe).at(1) == first
     (entry,) = entries_of(run)
     assert [(p.name, p.sha256) for p in entry.cast[""]] == [("mine/last", ref_of(Path(READER)).sha256)]
+
+
+def test_what_the_run_could_not_serve_is_refused_when_it_is_asked_for(tmp_path, capsys):
+    (tmp_path / "recipe.json").write_text(json.dumps(to_json(Recipe())))
+    shutil.copytree(READER, tmp_path / "llama")
+    config = json.loads((tmp_path / "llama" / "config.json").read_text())
+    (tmp_path / "llama" / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
+    assert main(["roster", str(tmp_path), "--subagents", str(tmp_path / "llama")]) == 2
+    assert "llama: architectures = ['LlamaForCausalLM'], want" in capsys.readouterr().err
+    assert asked_of(tmp_path) == {}
+    assert main(["roster", str(tmp_path), "--roles", f"checker={SLOPPY}"]) == 0
+    assert "the next" in capsys.readouterr().out
+    assert list(asked_of(tmp_path)) == ["checker"]
+    (tmp_path / "done.json").write_text("{}")
+    assert main(["roster", str(tmp_path), "--subagents", SLOPPY]) == 2
+    assert "the run is done, want one that has iterations left" in capsys.readouterr().err
