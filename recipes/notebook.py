@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, TypeVarTuple, cast
 
+from recipes.casting import CastBook
 from recipes.compaction import TRAIL_RUNS, Compaction, TrailJob
 from recipes.config import Recipe
 from recipes.overrides import to_json
@@ -93,8 +94,9 @@ class Lab:
         return self.run(self.job.rewarded, rollouts, step)[0]
 
     def record(self, rollouts: Sequence[Rollout], folder: Path) -> None:
-        """Writes the recipe and the rollouts into a run folder, as training does."""
+        """Writes the recipe, the roster and the rollouts into a run folder, as training does."""
         with RunDir(folder, to_json(self.recipe)):
+            CastBook(folder, self.job.recipe_cast).at(1)
             write(folder / FOLDER / f"iteration_0001{SUFFIX}", rollouts)
 
     # --- what is shown -----------------------------------------------------------------

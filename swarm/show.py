@@ -63,7 +63,8 @@ def rollout_html(rollout: Rollout, decode: Decode | None = None, form: Callable[
     parts.append(fold(join([element("b", "answer against gold"), answer]), answer_html(rollout, form)))
     parts.append(fold(element("b", "ledger of main"), _stages(rollout.ledger), _tokens(rollout.ledger)))
     agents = join(_agent(lane.rollout, decode) for lane in lanes(rollout))
-    parts.append(fold(join([element("b", "transcripts"), f" {agents.count('<summary>')} agents"]), agents))
+    several = f" of {agents.count('<summary>')} agents" if rollout.children else ""
+    parts.append(fold(join([element("b", "transcript"), several]), agents))
     return page(*parts)
 
 
