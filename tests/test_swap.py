@@ -97,7 +97,7 @@ def test_a_cell_is_known_by_its_weights_its_limits_and_its_tasks():
     assert len({key, *others}) == 5
 
 
-def test_casts_and_orchestrators_are_named_by_their_folders():
+def test_casts_and_orchestrators_are_named_by_their_folders(tmp_path: Path):
     casts = casts_of(["x/a", "y/a", "b:2,c"], ["searcher=d,e"])
     assert casts == {
         "a": {"": {"x/a": 1.0}},
@@ -106,11 +106,11 @@ def test_casts_and_orchestrators_are_named_by_their_folders():
         "searcher=d": {"searcher": {"d": 1.0}},
         "searcher=e": {"searcher": {"e": 1.0}},
     }
-    assert list(named({"mine": Path("runs/mine/policy")}, ["runs/other/policy", "z/mine"])) == [
-        "mine",
-        "other",
-        "z/mine",
-    ]
+    others = [tmp_path / "other" / "policy", tmp_path / "z" / "mine"]
+    for folder in others:
+        folder.mkdir(parents=True)
+    orchestrators = named({"mine": Path("runs/mine/policy")}, map(str, others))
+    assert orchestrators == {"mine": Path("runs/mine/policy"), "other": others[0], str(others[1]): others[1]}
     with pytest.raises(UsageError, match="no subagents"):
         casts_of([], [])
 
