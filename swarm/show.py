@@ -202,6 +202,6 @@ def _as_text(rollout: Rollout) -> Html:
     """Without the language: the prompt, how much was said and what came back, and the answer."""
     parts = [element("pre", rollout.prompt)]
     for k, act in enumerate(rollout.trace.acts):
-        parts.append(element("div", f"turn {k}: {act.sampled} tokens, {len(act.results)} results", cls="soft"))
+        parts.append(element("div", f"turn {k}: {act.sampled} tokens, results: {len(act.results)}", cls="soft"))
         parts += [element("pre", "".join(p if isinstance(p, str) else p.title for p in r.parts)) for r in act.results]
     return join([*parts, element("pre", rollout.answer, cls="said")])
