@@ -55,8 +55,8 @@ class Turns:
 
 
 def _cost(stage: Stage, before: int) -> str:
-    waited = f" + max({', '.join(map(str, stage.subagents))})" if stage.subagents else ""
-    return f"{before} critical steps before it; it costs {stage.main}{waited} = {stage.critical_steps}"
+    waited = f" + max({', '.join(map(str, stage.subagents))}) = {stage.critical_steps}" if stage.subagents else ""
+    return f"{before} critical steps before it; it costs {stage.main}{waited}"
 
 
 def _button(name: str, checked: bool) -> Html:
