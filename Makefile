@@ -8,7 +8,7 @@ demo: .venv/run.stamp
 	$(BIN)/swarm-rl train wide_search
 
 test: chromium .venv/dev.stamp
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q
 
 # The viewer is tested in a browser. Debian's is installed where there is none and that is allowed.
 chromium:
