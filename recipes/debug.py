@@ -165,6 +165,7 @@ class Debugger:
             self._loaded = ref.sha256, ref.version
         # Weights of version n were made by iteration n, and are served to the next.
         then = cast_at(self.run, version_of(rollout) + 1)
+        then = then or cast_of(self._job.recipe_cast(0))
         self.portal.call(self._job.recast, {**then, **(cast_of(roster) if roster else {})})
         return harness
 

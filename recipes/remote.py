@@ -45,7 +45,7 @@ class Rolling(Protocol):
         ...
 
     async def recast(self, cast: Cast) -> None:
-        """Has these roles played so from the next spawn on; the others stay as they are."""
+        """Makes this the whole cast from the next spawn on; an empty one changes nothing."""
         ...
 
     async def checksums(self) -> Mapping[str, str]:

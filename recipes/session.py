@@ -65,14 +65,14 @@ class Session:
         return self.builder.swarm(self.engine, self.roster.subagent)
 
     async def recast(self, cast: Cast) -> bool:
-        """Has these roles played by others from the next spawn on; see `Roster.swap`. False if they were already.
+        """Makes this the whole cast from the next spawn on; see `Roster.swap`. False if it was already, or is empty.
 
         To be called between batches: engines are closed that no batch which may still run has begun with.
         """
         async with self.recasting:
-            if all(self.roster.cast.get(name) == mixture for name, mixture in cast.items()):
+            if not cast or dict(self.roster.cast) == dict(cast):
                 return False
-            await self.roster.swap(cast)
+            await self.roster.swap(cast, whole=True)
             self.casts.append(self.roster.cast)
             while len(self.casts) > 1 + self.recipe.ppo.max_staleness:
                 self.casts.popleft()

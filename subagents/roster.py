@@ -72,8 +72,9 @@ class Roster:
         """Who plays what, from the next spawn on."""
         return self._cast
 
-    async def swap(self, changes: Cast) -> None:
-        """Has these roles played by others from the next spawn on; the other roles stay as they are.
+    async def swap(self, changes: Cast, *, whole: bool = False) -> None:
+        """Has these roles played by others from the next spawn on; the other roles stay as they are, or, where this is
+        the `whole` cast, have nobody of their own any more.
 
         All are up before any plays: where one cannot be served, or a mixture is none, the cast is as it was. Raises
         RosterError, or as the engines do: CheckpointError, EngineError.
@@ -81,7 +82,8 @@ class Roster:
         for name, mixture in changes.items():
             check_mixture(name, mixture)
         played = {name: await self._players(name, mixture) for name, mixture in changes.items()}
-        self._cast, self._played = {**self._cast, **changes}, {**self._played, **played}
+        kept_cast, kept = ({}, {}) if whole else (self._cast, self._played)
+        self._cast, self._played = {**kept_cast, **changes}, {**kept, **played}
 
     def subagent(self, name: str, seed: int) -> Subagent:
         """Who takes an assignment to `name`: equal seeds draw alike from equal mixtures. See `swarm.loop.Subagents`."""

@@ -135,6 +135,14 @@ async def test_a_role_has_limits_and_a_prompt_of_its_own(autojump_clock):
     assert "I am y" not in seen  # cut after two tokens
 
 
+async def test_a_whole_cast_leaves_nobody_of_an_earlier_one():
+    who = roster(Served())
+    await who.swap({"": ((ref("x"), 1.0),), "a": ((ref("y"), 1.0),)})
+    await who.swap({"": ((ref("z"), 1.0),)}, whole=True)
+    assert who.cast == {"": ((ref("z"), 1.0),)}
+    assert who.subagent("a", 1).harness.checkpoint == "z" * 8
+
+
 async def test_a_name_without_a_role_is_cast_by_hand_and_run_as_everybody():
     who = roster(Served())
     await who.swap({"": ((ref("x"), 1.0),)})
