@@ -26,7 +26,7 @@ from tests.test_train import small
 def run(folder: Path, placement: Placement, recipe: Recipe) -> tuple[list[dict[str, Any]], list[Rollout]]:
     """The metrics of each iteration, and all rollouts in order."""
     train(replace(recipe, placement=placement), folder, console=Console(quiet=True))
-    return read_metrics(folder), [r for path in sorted((folder / "rollouts").iterdir()) for r in read(path)]
+    return read_metrics(folder), [r for path in sorted((folder / "rollouts").glob("*.rollouts")) for r in read(path)]
 
 
 def said(rollouts: Sequence[Rollout]) -> list[Any]:
