@@ -43,6 +43,7 @@ _META = "checkpoint.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _HEADER_LIMIT = 100_000_000
 _HEAD = "lm_head.weight"
+_OF_THE_LOADER = ("is_local", "local_files_only")
 
 
 def save(
@@ -67,11 +68,18 @@ def save(
         write_json(into / "config.json", {**config, "architectures": [type(model).__name__], "dtype": dtype})
         save_file({k: t.contiguous() for k, t in tensors.items()}, into / "model.safetensors", {"format": "pt"})
         if tokenizer is not None:
-            tokenizer.save_pretrained(str(into))
+            _write_tokenizer(tokenizer, into)
         write_json(into / _META, {"version": version, "sha256": sha})
 
     replace(folder, write)
     return CheckpointRef(folder, sha, version)
+
+
+def _write_tokenizer(tokenizer: PreTrainedTokenizerFast, into: Path) -> None:
+    """Its files, without what transformers adds of how it was loaded: equal tokenizers are equal files."""
+    tokenizer.save_pretrained(str(into))
+    config = read_json(into / "tokenizer_config.json")
+    write_json(into / "tokenizer_config.json", {k: v for k, v in config.items() if k not in _OF_THE_LOADER})
 
 
 def filed(model: PreTrainedModel, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

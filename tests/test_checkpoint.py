@@ -84,6 +84,16 @@ def test_transformers_loads_what_was_saved(tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(tmp_path).encode("a page") == tokenizer.encode("a page")
 
 
+def test_a_tokenizer_is_the_same_files_however_it_was_loaded(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(["a page"])
+    save(tiny(vocab_size=len(tokenizer)), tokenizer, tmp_path / "first", 1)
+    for offline in (False, True):
+        again = AutoTokenizer.from_pretrained(tmp_path / "first", local_files_only=offline)
+        save(tiny(vocab_size=len(tokenizer)), again, tmp_path / "again", 1)
+        for file in (tmp_path / "first").iterdir():
+            assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
+
+
 def test_the_dtype_of_the_file_is_kept(tmp_path: Path) -> None:
     loaded = load_model(save(tiny().bfloat16(), None, tmp_path / "model", 1))
     assert loaded.dtype == torch.bfloat16

@@ -149,6 +149,15 @@ def test_a_search_finds_by_words_and_by_conditions(page: Page, address: str, tex
     assert rows(page).count() == n
 
 
+def test_a_search_may_be_typed_at_once_from_any_page(page: Page, address: str) -> None:
+    opened(page, address)
+    page.keyboard.type("/engine died")
+    expect(page.get_by_role("searchbox")).to_have_value("engine died")
+    expect(page.locator("#found")).to_have_text("1 of 31 rollouts")
+    page.go_back()
+    expect(page.get_by_role("img", name="Reward and its parts")).to_be_visible()
+
+
 def test_the_list_is_walked_with_keys_and_comes_back_where_it_was(page: Page, address: str) -> None:
     opened(page, address, "rollouts?q=iteration:2")
     page.get_by_role("searchbox").focus()

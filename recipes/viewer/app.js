@@ -60,8 +60,11 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "?") help.showModal();
   else if (KEYS[event.key]) location.hash = KEYS[event.key];
   else if (event.key === "/") {
-    if (place().page !== "rollouts") location.hash = "#/rollouts";
-    requestAnimationFrame(() => document.getElementById("search")?.focus());
+    if (place().page !== "rollouts") {
+      history.pushState(null, "", "#/rollouts");
+      go();
+    }
+    document.getElementById("search")?.focus();
   } else return;
   event.preventDefault();
 });
