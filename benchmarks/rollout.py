@@ -92,7 +92,7 @@ def main() -> None:
     wanted = [(e, int(t), True) for e, t in product(given.engines.split(","), given.threads.split(","))]
     if "vllm" in given.engines.split(","):
         wanted.append(("vllm", int(given.threads.split(",")[0]), False))
-    console, cells = Console(), list[Cell]()
+    console, cells = Console(width=160), list[Cell]()
     machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     for k, (engine, threads, prefix) in enumerate(wanted, 1):
         console.print(f"{k} of {len(wanted)}: {engine}, {threads} threads{'' if prefix else ', no prefix cache'}")

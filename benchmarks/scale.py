@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that a process may take")
     parser.add_argument("--out", type=Path, help="a file for the measurements, JSON")
     given = parser.parse_args()
-    given.console = Console()
+    given.console = Console(width=120)
     cells: list[Cell] = []
     for agents in given.agents:
         cells += compared(agents, given.systems, given, cells)

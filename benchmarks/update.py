@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--trl-python", default=sys.executable)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/update.json"))
     given = parser.parse_args()
-    console = Console()
+    console = Console(width=140)
     systems = given.systems.split(",")
     if "trl" in systems and not has_trl(given.trl_python):
         console.print("TRL is not installed: measuring the rest (pip install 'swarm-rl[bench]')")

@@ -18,7 +18,7 @@ _PENDING = ToolResult(())
 """In the place of a result that a call is still to bring."""
 
 
-class Accepted(Struct, frozen=True):
+class Accepted(Struct, frozen=True, gc=False):
     """A call that is to be run, and its place in the turn."""
 
     place: int
@@ -27,7 +27,7 @@ class Accepted(Struct, frozen=True):
     context: CallContext
 
 
-class Checked(Struct, frozen=True):
+class Checked(Struct, frozen=True, gc=False):
     """What comes of a turn's calls: the workspace after them, those to run, how many of these are ordinary, and
     for each call a result or its place."""
 

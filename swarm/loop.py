@@ -113,7 +113,7 @@ Subagents = Callable[[str, int], Subagent]
 """Who takes an assignment, by the name that it goes to and the assignment's seed."""
 
 
-class State(Struct, frozen=True):
+class State(Struct, frozen=True, gc=False):
     """One agent between two turns: all that is needed to go on from here.
 
     `segment` is the context, `past` are those that it replaced, `steps` its last steps, which a rewrite may keep.

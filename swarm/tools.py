@@ -18,7 +18,7 @@ from swarm.types import Task, ToolCall, ToolResult, ToolSpec
 from swarm.workspace import Workspace
 
 
-class CallContext(Struct, frozen=True):
+class CallContext(Struct, frozen=True, gc=False):
     """What a call may know of the agent that makes it.
 
     `agent` is the caller's lineage and `index` the call's place in the trace (unique in it);

@@ -310,7 +310,7 @@ class ServingEngine(Engine, Protocol):
 # --- tools -----------------------------------------------------------------------------
 
 
-class ToolCall(Struct, frozen=True):
+class ToolCall(Struct, frozen=True, gc=False):
     """`ToolCall("access", {"url": "#17"})`."""
 
     name: str
@@ -330,7 +330,7 @@ class Artifact(Struct, frozen=True, gc=False, omit_defaults=True):
     rows: Table = ()
 
 
-class ToolResult(Struct, frozen=True, omit_defaults=True):
+class ToolResult(Struct, frozen=True, gc=False, omit_defaults=True):
     """What a call gives back: text, in which each artifact stands for its handle's label.
 
     `parts=("1 hit:\\n", Artifact("Ohio", url="w/17"))` is shown as `1 hit:\\n[Doc #4](w/17) Ohio`.
@@ -343,7 +343,7 @@ class ToolResult(Struct, frozen=True, omit_defaults=True):
     child: Rollout | None = None
 
 
-class Turn(Struct, frozen=True):
+class Turn(Struct, frozen=True, gc=False):
     """A parsed assistant message. `malformed` has a short reason for each call that did not parse."""
 
     content: str

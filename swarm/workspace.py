@@ -25,7 +25,7 @@ _RULE = re.compile(r"^[\s|:-]+$")
 ROWS = "#rows"
 
 
-class Workspace(Struct, frozen=True):
+class Workspace(Struct, frozen=True, gc=False):
     """`items[k]` is what `#k` stands for; `items[0]` is the question.
 
     `roster`: name → system prompt of the subagents created; `assigned`: the prompts given out. `faded` are the

@@ -111,6 +111,30 @@ async def test_weights_pushed_while_requests_run_are_used_by_the_next_ones_only(
     assert [(c.version, c.ids) for c in out] == [(1, before.ids), (2, after.ids)]
 
 
+async def test_of_weights_pushed_at_once_the_last_are_served_and_nobody_waits_for_the_others():
+    async with EmbeddedEngine(tiny(0), max_len=256, cache_bytes=SMALL) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(engine.generate, [1, 2], Sampling(40))
+        while not engine.stats.sampled:
+            await trio.lowlevel.checkpoint()
+        for version in (1, 2, 3):
+            async with trio.open_nursery() as pushing:
+                pushing.start_soon(engine.update, tiny(version).state_dict(), version)
+                await trio.lowlevel.checkpoint()
+                pushing.start_soon(engine.update, tiny(version + 10).state_dict(), version + 10)
+            assert engine.version == version + 10
+    async with EmbeddedEngine(tiny(13), max_len=256, cache_bytes=SMALL) as alone:
+        assert await alone.checksum() == await engine.checksum()
+
+
+async def test_who_is_done_goes_on_while_others_are_served():
+    async with EmbeddedEngine(tiny(), max_len=4096, cache_bytes=64 << 20) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(engine.generate, [1], Sampling(2000, seed=1))
+        for k in range(3):
+            await engine.generate([2, k], Sampling(4))
+            assert engine.stats.active == 1
+        nursery.cancel_scope.cancel()
+
+
 async def test_weights_are_copied_when_they_are_pushed():
     model = tiny(1)
     async with EmbeddedEngine(tiny(0), max_len=256, cache_bytes=SMALL) as engine:

@@ -2,9 +2,11 @@
 """The embedded engine: a dense Qwen3 in this process, batching all requests of all agents continuously.
 
     generate ──▶ queue ──▶ admitted (a chain of cache blocks) ──▶ step, step, ... ──▶ Completion
-    (any task)              one background task: plan ─▶ worker threads: forward, sample ─▶ hand out
+    (any task)              one thread, while anybody waits: plan ─▶ forward, sample (all threads) ─▶ hand out
 
-A request joins at the next step and leaves when it is done; nobody waits for a batch to fill.
+A request joins at the next step and leaves when it is done; nobody waits for a batch to fill. The thread steps on
+while the agents whose turns are done go on in trio's: what it shares with them are the queue, the new weights and the
+flag of a request that is dropped.
 What a conversation has computed stays in the block tree and is found again by its tokens.
 New weights wait until the requests under way are done, so one completion has one version.
 Not here: a server, several models in one engine, anything but fp32 on the CPU.
@@ -13,7 +15,7 @@ Not here: a server, several models in one engine, anything but fp32 on the CPU.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -70,6 +72,7 @@ class _Request:
     queued: float = 0.0
     logprobs: list[float] = field(default_factory=list[float])
     dropped: bool = False
+    over: bool = False
     error: str = ""
     completion: Completion | None = None
 
@@ -107,9 +110,9 @@ class EmbeddedEngine:
         weights = weights_of(model)
         self._shapes = {name: tuple(w.shape) for name, w in weights.items()}
         self._weights = fuse(weights, self.shape, max_len)
-        self._next: tuple[FusedWeights, int] | None = None
-        self._swapped = trio.Event()
+        self._updates: deque[tuple[FusedWeights, int, trio.Event]] = deque()
         self._wake = trio.Event()
+        self._closing = False
         self._queue: deque[_Request] = deque()
         self._active: list[_Request] = []
         self._stats = EngineStats()
@@ -129,13 +132,15 @@ class EmbeddedEngine:
     ) -> None:
         assert self._nursery is not None
         assert self._nursery_context is not None
+        self._closing = True
         self._nursery.cancel_scope.cancel()
         self._nursery = None
         try:
             # The body's own exception is not shown to the nursery, which would wrap it in a group.
             await self._nursery_context.__aexit__(None, None, None)
         finally:
-            self._fail("the engine was closed")
+            for event in self._fail("the engine was closed"):
+                event.set()
             self._pool.shutdown()
 
     @property
@@ -175,12 +180,8 @@ class EmbeddedEngine:
         What was cached is forgotten. Raises ValueError when names or shapes differ.
         """
         self._check(weights)
-        if self._next is None:
-            self._swapped = trio.Event()
-        swapped = self._swapped
-        self._next = fuse(weights, self.shape, self.max_len), version
-        if not self._active:
-            self._swap()
+        swapped = trio.Event()
+        self._updates.append((fuse(weights, self.shape, self.max_len), version, swapped))
         self._wake.set()
         await swapped.wait()
 
@@ -210,35 +211,56 @@ class EmbeddedEngine:
         return _Request(list(ids), len(ids), limit, sampling, perf_counter())
 
     async def _drive(self) -> None:
-        """The background task: one turn a step."""
+        """The background task: has a thread step for as long as there is something to do."""
+        token = trio.lowlevel.current_trio_token()
         while True:
             # Whoever is ready gets to speak first, so that one step serves them all.
             await trio.lowlevel.checkpoint()
-            self._release_dropped()
-            if self._next is not None and not self._active:
-                self._swap()
-            if self._next is None:
-                self._admit()
-            if not self._active:
+            if not (self._queue or self._active or self._updates):
                 self._wake = trio.Event()
                 await self._wake.wait()
                 continue
-            await self._step()
+            await trio.to_thread.run_sync(self._serve, token, torch.get_num_threads())
 
-    async def _step(self) -> None:
+    def _serve(self, token: trio.lowlevel.TrioToken, torch_threads: int) -> None:
+        """In the engine's thread: steps until nobody waits, and tells each who is done."""
+        while not self._closing:
+            over = self._release_dropped()
+            if self._updates and not self._active:
+                over += self._swap()
+            if not self._updates:
+                self._admit()
+            if self._active:
+                over += self._step(torch_threads)
+            if over:
+                token.run_sync_soon(_set_all, over)
+            if not (self._active or self._updates):
+                return
+
+    def _step(self, torch_threads: int) -> list[trio.Event]:
+        """One step of all that are active; who is done by it."""
         began = perf_counter()
         batch = self._plan()
         try:
-            sampled = await trio.to_thread.run_sync(self._compute, batch, torch.get_num_threads())
+            tokens = self._compute(batch, torch_threads)
         except (EngineError, RuntimeError, MemoryError) as error:
-            self._fail(f"engine step failed: {error}")
-            return
-        for request, (token, logprob) in zip([r for part in batch for r in part], sampled, strict=True):
-            self._advance(request, token, logprob)
-        self._active = [r for r in self._active if not r.done.is_set()]
+            return self._fail(f"engine step failed: {error}")
+        requests = [r for part in batch for r in part]
+        prefilled = sum(max(0, min(r.chunk, r.prompt - r.computed)) for r in requests)
+        sampled = 0
+        for request, (token, logprob) in zip(requests, tokens, strict=True):
+            sampled += self._advance(request, token, logprob)
+        stats = self._stats
         self._stats = replace(
-            self._stats, steps=self._stats.steps + 1, seconds=self._stats.seconds + perf_counter() - began
+            stats,
+            sampled=stats.sampled + sampled,
+            prefilled=stats.prefilled + prefilled,
+            steps=stats.steps + 1,
+            seconds=stats.seconds + perf_counter() - began,
         )
+        over = [r.done for r in self._active if r.over]
+        self._active = [r for r in self._active if not r.over]
+        return over
 
     def _plan(self) -> list[list[_Request]]:
         """Who computes how many rows in this step, split over the threads: decodes first, then prefills."""
@@ -256,7 +278,7 @@ class EmbeddedEngine:
         return [chosen[a:b] for a, b in pairwise(bounds) if b > a]
 
     def _compute(self, batch: list[list[_Request]], torch_threads: int) -> list[tuple[int, float]]:
-        """In the worker thread: each part of the batch on a core of its own.
+        """Each part of the batch on a core of its own.
 
         Products must not spread over more cores. That setting reaches beyond this thread: the
         caller's, `torch_threads`, is put back.
@@ -271,23 +293,20 @@ class EmbeddedEngine:
             wait(others)
             torch.set_num_threads(torch_threads)
 
-    def _advance(self, request: _Request, token: int, logprob: float) -> None:
+    def _advance(self, request: _Request, token: int, logprob: float) -> bool:
+        """Takes what a step computed for a request; whether that was a token of its turn."""
         assert request.chain is not None
-        before = min(request.computed + request.chunk, request.prompt) - min(request.computed, request.prompt)
         request.computed += request.chunk
         self._tree.file(request.chain, request.ids, request.computed)
-        sampled = request.computed == len(request.ids)
-        self._stats = replace(
-            self._stats, prefilled=self._stats.prefilled + before, sampled=self._stats.sampled + sampled
-        )
-        if not sampled:
-            return
+        if request.computed < len(request.ids):
+            return False
         request.ids.append(token)
         request.logprobs.append(logprob)
         if token in request.sampling.stop:
             self._finish(request, "stop")
         elif len(request.ids) >= request.limit:
             self._finish(request, "length")
+        return True
 
     def _finish(self, request: _Request, finish: Finish) -> None:
         said = tuple(request.ids[request.prompt :])
@@ -300,7 +319,7 @@ class EmbeddedEngine:
         if request.chain is not None:
             self._tree.close(request.chain, request.ids, request.computed)
             request.chain = None
-        request.done.set()
+        request.over = True
 
     def _admit(self) -> None:
         """Moves requests from the queue into the batch, in order, while there is room.
@@ -345,28 +364,46 @@ class EmbeddedEngine:
         ids = tuple(request.ids[start : start + self._tree.size])
         return (request.chain.node, ids) if start + self._tree.size < request.prompt else None
 
-    def _release_dropped(self) -> None:
-        for request in self._active:
-            if request.dropped:
-                self._close(request)
-        self._active = [r for r in self._active if not r.dropped]
+    def _release_dropped(self) -> list[trio.Event]:
+        dropped = [r for r in self._active if r.dropped]
+        for request in dropped:
+            self._close(request)
+        if dropped:
+            self._active = [r for r in self._active if not r.over]
+        return [r.done for r in dropped]
 
-    def _swap(self) -> None:
-        assert self._next is not None
-        (self._weights, self.version), self._next = self._next, None
+    def _swap(self) -> list[trio.Event]:
+        """Takes the newest weights; who waited for these or for older ones."""
+        swapped: list[trio.Event] = []
+        while self._updates:
+            self._weights, self.version, event = self._updates.popleft()
+            swapped.append(event)
         self._tree.clear()
-        self._swapped.set()
+        return swapped
 
-    def _fail(self, error: str) -> None:
-        """Every waiter gets an EngineError; the cache may hold anything, even NaN, so it is made anew."""
-        for request in (*self._active, *self._queue):
-            request.error, request.chain = error, None
-            request.done.set()
-        self._active, self._queue = [], deque()
+    def _fail(self, error: str) -> list[trio.Event]:
+        """Ends every request with an EngineError, and takes new weights; who waited.
+
+        The cache may hold anything, even NaN, so it is made anew.
+        """
+        failed = [*self._active, *_drained(self._queue)]
+        for request in failed:
+            request.error, request.chain, request.over = error, None, True
+        self._active = []
         self._tree.clear()
         self._cache = empty_cache(self.shape, self._tree.count)
-        if self._next is not None:
-            self._swap()
+        return [*(r.done for r in failed), *self._swap()]
+
+
+def _set_all(events: Sequence[trio.Event]) -> None:
+    for event in events:
+        event.set()
+
+
+def _drained(queue: deque[_Request]) -> Iterator[_Request]:
+    """What is in the queue; others may append to it meanwhile."""
+    while queue:
+        yield queue.popleft()
 
 
 def _sample_part(
