@@ -232,9 +232,10 @@ class EmbeddedEngine:
                 self._admit()
             if self._active:
                 over += self._step(torch_threads)
+            idle = not (self._active or self._updates)
             if over:
                 token.run_sync_soon(_set_all, over)
-            if not (self._active or self._updates):
+            if idle:
                 return
 
     def _step(self, torch_threads: int) -> list[trio.Event]:
