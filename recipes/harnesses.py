@@ -8,7 +8,7 @@
     floor, ceiling           scripts, which have no weights and are not trained
 
 A way is a function of the open session that gives a `Runner` for as long as its context lasts. Here is the one place
-where somebody else's agents are plugged in. Not here: what is measured (`recipes.grid`).
+where somebody else's agents are plugged in. Not here: what is measured (`recipes.grid.cells`).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ turns, with more they overlap, and a rollout may go on across an update of the w
 their versions. With 0, everything that an iteration depends on is in its checkpoint or derived from the
 seed and its number, so a run that was killed goes on as if it had not been.
 
-Not here: what the work is (a `Job`: `recipes.train`, `recipes.compaction`), and the update (`swarm.rl`).
+Not here: what the work is (a `Job`: `recipes.train`, `recipes.compaction.run`), and the update (`swarm.rl`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rich.console import Console
 from rich.markup import escape
 from transformers import PreTrainedTokenizerFast
 
-from recipes.casting import CastBook
+from recipes.cast.book import CastBook
+from recipes.cast.roles import Weights
 from recipes.config import Training
 from recipes.learning import Learning, open_learner
 from recipes.overrides import to_json
 from recipes.progress import Progress
-from recipes.publish import Shelf, due
+from recipes.publish.rules import Shelf, due
 from recipes.remote import Rolling, open_workers, publish, requests_of
-from recipes.roles import Weights
 from recipes.session import load_checkpoint, load_tokenizer, roll_out, warn_of_bf16
 from recipes.track import Tracker, tracking
 from swarm.checkpoint import save

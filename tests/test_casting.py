@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from recipes.arguments import UsageError
-from recipes.casting import FILE, NEXT, CastBook, ask, asked_of, entries_of, last_cast, shown
+from recipes.cast.book import FILE, NEXT, CastBook, ask, asked_of, entries_of, last_cast, shown
+from recipes.cast.command import changes_of
+from recipes.cast.roles import RoleSettings
 from recipes.cli import main
 from recipes.config import SHIPPED, Recipe
 from recipes.overrides import OverrideError, apply, from_json, to_json
-from recipes.roles import RoleSettings
-from recipes.roster import changes_of
 from subagents.roster import RosterError
 from swarm.checkpoint import ref_of
 from swarm.folders import CheckpointError
