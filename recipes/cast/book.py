@@ -19,10 +19,11 @@ from msgspec import Struct
 
 from recipes.cast.roles import Weights, check_weights, label
 from recipes.episodes import json_lines
+from recipes.named import resolve
 from subagents.roster import RosterError
 from swarm.checkpoint import frozen_ref
 from swarm.folders import CheckpointError, flush
-from swarm.store import STORE, Store, resolve
+from swarm.store import STORE, Store
 from swarm.types import Cast, CheckpointRef, Mixture
 
 FILE, NEXT = "roster.jsonl", "roster.next.json"

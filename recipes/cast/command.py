@@ -23,10 +23,10 @@ from recipes.cast.book import Played, ask, asked_of, entries_of
 from recipes.cast.roles import Weights
 from recipes.config import Recipe
 from recipes.engines import check_served
+from recipes.named import resolve
 from recipes.overrides import from_json
 from swarm.checks import want
 from swarm.rundir import RunDirError, read_recipe
-from swarm.store import resolve
 
 
 def roster_command(argv: Sequence[str], console: Console) -> int:

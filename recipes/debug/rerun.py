@@ -20,6 +20,7 @@ from recipes.cast.book import entries_of
 from recipes.compaction.run import Compaction
 from recipes.config import Recipe
 from recipes.grid.runs import read_recipe
+from recipes.named import resolve
 from recipes.progress import Progress
 from recipes.session import language_of, load_tokenizer
 from rewards.parl import parl
@@ -29,7 +30,6 @@ from swarm.chat import Chat, chat_of
 from swarm.kept import lacks
 from swarm.records import RecordError, Records
 from swarm.replay import Difference, differences, replay
-from swarm.store import resolve
 from swarm.types import Reward, Rollout, Trace
 
 _SHOWN = 20

@@ -30,6 +30,7 @@ from recipes.config import Recipe
 from recipes.debug.rerun import Languages, rerun
 from recipes.grid.runs import read_recipe
 from recipes.harnesses import Mixed
+from recipes.named import resolve
 from recipes.ppo_run import Job
 from recipes.session import cast_of, load_tokenizer
 from recipes.train import TABLES
@@ -45,7 +46,7 @@ from swarm.recheck import Said, recheck
 from swarm.records import Records
 from swarm.replay import Difference
 from swarm.stepper import Config, Graph, open_saver, put, stepper, thread
-from swarm.store import Store, Stored, resolve
+from swarm.store import Store, Stored
 from swarm.types import Cast, CheckpointRef, Reward, Rollout, Runner
 
 HISTORY = "debug.sqlite"

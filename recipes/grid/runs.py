@@ -33,6 +33,7 @@ from recipes.grid.cells import Cell, Grid, Source, Trial, cells, check_fits, mak
 from recipes.grid.judging import VERIFIERS
 from recipes.grid.verifying import MisfitError, fitting, verifiers_of
 from recipes.harnesses import SCRIPTS, WAYS, System, Way, load, systems_of
+from recipes.named import resolve
 from recipes.overrides import from_json
 from recipes.session import load_tokenizer, session
 from rewards.parl import spawning
@@ -40,7 +41,6 @@ from rewards.table import table_scores
 from swarm.checkpoint import ref_of
 from swarm.context import ContextPolicy
 from swarm.folders import CheckpointError
-from swarm.store import resolve
 from swarm.types import Runner, Task, Verifier
 
 SourceName = Literal["table", "trails"]

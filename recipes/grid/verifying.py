@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from recipes.engines import Engines
 from recipes.grid.judging import JUDGED, Judging
+from recipes.named import resolve
 from recipes.session import load_tokenizer
 from rewards.judge import Hybrid, Judge
 from rewards.verifiers import RULES
 from swarm.chat import chat_of
 from swarm.checkpoint import frozen_ref
-from swarm.store import resolve
 from swarm.types import Sampling, Task, Verifier
 
 _MORE = (1, 4, 16)

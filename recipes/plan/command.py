@@ -26,6 +26,7 @@ from recipes.compaction.study import Study
 from recipes.config import Recipe, Training
 from recipes.gpu import CARDS
 from recipes.grid.judging import JUDGED
+from recipes.named import resolve
 from recipes.overrides import apply
 from recipes.plan.fit import Placed, names_of, notes, place, problems
 from recipes.plan.machine import Cluster, add_cluster, cluster_of
@@ -34,7 +35,6 @@ from recipes.plan.processes import Process, Sizes, processes_of
 from recipes.plan.tokens import ASSUMED, Tokens, at_most, expected, measured
 from swarm.checkpoint import ADAPTER_CONFIG
 from swarm.folders import CheckpointError, read_json
-from swarm.store import resolve
 
 Planned = Training | ColdStart | TrailStart
 """The recipes of one run."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from recipes.config import Training
+from recipes.named import resolve
 from recipes.overrides import from_json
 from recipes.publish.rules import run_name, scores_of, step_name
 from recipes.session import load_checkpoint, load_tokenizer
@@ -20,7 +21,7 @@ from swarm.rl.adapt import adapt, adapted, frozen_weights, load_trained, merged_
 from swarm.rl.ppo import PPOConfig
 from swarm.rundir import read_metrics, read_recipe
 from swarm.states import load_state
-from swarm.store import Store, Stored, resolve
+from swarm.store import Store, Stored
 from swarm.store_card import Origin
 from swarm.store_intake import copy
 from swarm.types import CheckpointRef

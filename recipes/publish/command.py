@@ -21,8 +21,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from recipes.arguments import Parser, UsageError, parser_of, unknown
+from recipes.named import resolve
 from recipes.publish.by_hand import publish_run
-from swarm.store import STORE, Store, Stored, resolve
+from swarm.store import STORE, Store, Stored
 from swarm.store_intake import left_out
 
 HELP = """\

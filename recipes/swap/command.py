@@ -19,13 +19,13 @@ from recipes.cast.command import changes_of
 from recipes.cast.roles import Weights, label
 from recipes.config import Recipe
 from recipes.grid.runs import read_recipe
+from recipes.named import resolve
 from recipes.progress import Progress
 from recipes.session import cast_of
 from recipes.swap.matrix import OWN, Settings, cells_of, measure
 from recipes.swap.numbers import matrix
 from recipes.swap.report import table, write
 from swarm.rundir import RunDirError
-from swarm.store import resolve
 
 
 def swap_command(argv: Sequence[str], console: Console) -> int:

@@ -14,6 +14,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from recipes.cast.book import entries_of
+from recipes.named import resolve
 from recipes.view.fork import FOLDER, made_of
 from recipes.view.index import Index
 from recipes.view.lanes import lanes_of
@@ -22,7 +23,6 @@ from recipes.view.tokens import Credit, credit_of, open_tokenizer, transcript
 from swarm.folders import CheckpointError
 from swarm.kept import lacks
 from swarm.rundir import RunDirError, read_done, read_metrics, read_recipe
-from swarm.store import resolve
 from swarm.types import Rollout, ToolResult
 
 _RECENT = 8
