@@ -128,11 +128,11 @@ def _played(changes: Mapping[str, Weights], run: Path) -> dict[str, list[Played]
 
 def _found(text: str, weight: float, run: Path) -> Played:
     """One of the store is pinned by the run: it stays though its name moves on."""
-    if Path(text).is_dir():
-        ref, name = frozen_ref(Path(text)), label(text)
+    folder, name = resolve(text), text
+    if STORE in folder.parents and not Path(text).is_dir():
+        ref = Store(STORE).get(text, pin=str(run))
     else:
-        resolve(text)  # says what it wants where that is neither
-        ref, name = Store(STORE).get(text, pin=str(run)), text
+        ref, name = frozen_ref(folder), label(str(folder))
     return Played(str(ref.path.absolute()), ref.sha256, weight, name)
 
 
@@ -144,7 +144,7 @@ def last_cast(run: Path) -> Cast:
 
 def as_played(played: Played) -> CheckpointRef:
     """The checkpoint that was played. Raises CheckpointError where the folder is gone or holds another."""
-    ref = frozen_ref(Path(played.path))
+    ref = frozen_ref(resolve(played.path))
     if ref.sha256 != played.sha256:
         seen = f"sha256 {ref.sha256[:12]}, want {played.sha256[:12]}"
         raise CheckpointError(f"{played.path}: {seen} as played in the run before")

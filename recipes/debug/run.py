@@ -225,6 +225,6 @@ def _published(run: Path, recipe: Recipe | Compaction) -> list[Stored]:
     store = recipe.publish.store
     if store is None:
         return []
-    return [
-        s for s in Store(store).entries() if s.card and s.card.origin.source == str(run) and s.names and not s.fault
-    ]
+    home = run.resolve()
+    good = [s for s in Store(store).entries() if s.card and s.names and not s.fault]
+    return [s for s in good if s.card and Path(s.card.origin.source).resolve() == home]
