@@ -19,31 +19,31 @@ from rich.console import Console
 
 from recipes.ablations import serial_collapse, serial_collapse_parl, spurious, spurious_finish
 from recipes.arguments import UsageError, parser_of, unknown
-from recipes.checkpoints import checkpoints_command
+from recipes.cast.command import roster_command
 from recipes.cold_start import cold_start, cold_start_polish, cold_start_sloppy, fit
-from recipes.compaction import TRAIL_RUNS, compaction_run, run_compaction
-from recipes.compaction_report import is_study, report_study
-from recipes.compaction_study import compaction, study
-from recipes.compare import compare_command
-from recipes.debug import DebugError
-from recipes.debug_command import fork_command
-from recipes.doctor import doctor_command, guarded
+from recipes.compaction.report import is_study, report_study
+from recipes.compaction.run import TRAIL_RUNS, compaction_run, run_compaction
+from recipes.compaction.start import cold_start_trails, fit_trails
+from recipes.compaction.study import compaction, study
+from recipes.compare.command import compare_command
+from recipes.debug.command import fork_command
+from recipes.debug.rerun import replay_command
+from recipes.debug.run import DebugError
+from recipes.doctor.command import doctor_command, guarded
 from recipes.episodes import EpisodesError
 from recipes.gateway import gateway_command
 from recipes.gpu import wide_search_4b, wide_search_30b
-from recipes.grid_command import eval_command
+from recipes.grid.command import eval_command
+from recipes.grid.verifying import MisfitError
 from recipes.overrides import OverrideError, apply, describe
-from recipes.plan import plan_command
-from recipes.publish_run import with_start
+from recipes.plan.command import plan_command
+from recipes.publish.by_hand import with_start
+from recipes.publish.command import checkpoints_command
 from recipes.report import ReportError
-from recipes.rerun import replay_command
-from recipes.roster import roster_command
 from recipes.show_tasks import tasks_command
-from recipes.swap_command import swap_command
-from recipes.trail_start import cold_start_trails, fit_trails
+from recipes.swap.command import swap_command
 from recipes.train import TABLES, train
-from recipes.verifying import MisfitError
-from recipes.view import view_command
+from recipes.view.command import view_command
 from recipes.wide_search import single_agent, wide_search
 from rewards.widesearch.cli import score_main
 from subagents.roster import RosterError

@@ -14,10 +14,10 @@ from typing import Literal
 
 from envs.world import WorldConfig
 from orchestrator.tools import SpawnLimits
-from recipes.judging import Judging, VerifierName, check_shares
+from recipes.cast.roles import RoleSettings, Swaps, Weights, check_swaps
+from recipes.grid.judging import Judging, VerifierName, check_shares
 from recipes.placement import EngineKind, Placement, Serving
-from recipes.publish import Publish, check_best
-from recipes.roles import RoleSettings, Swaps, Weights, check_swaps
+from recipes.publish.rules import Publish, check_best
 from rewards.parl import ParlConfig
 from swarm.context import ContextPolicy
 from swarm.rl.ppo import PPOConfig

@@ -25,6 +25,7 @@ import trio
 from transformers import Qwen3ForCausalLM
 
 from recipes.config import Recipe, Training
+from recipes.named import resolve
 from recipes.placement import EngineKind
 from swarm.alike import check_alike
 from swarm.checkpoint import ADAPTER_CONFIG, frozen_ref, load_model, ref_of
@@ -39,7 +40,6 @@ from swarm.engine.turns import Turns, turns
 from swarm.engine.vllm import vllm_engines
 from swarm.engine.vllm_core import VLLMConfig
 from swarm.folders import CheckpointError, read_json
-from swarm.store import resolve
 from swarm.types import CheckpointRef, EngineError, ServingEngine
 
 _MIB = 1 << 20

@@ -8,7 +8,7 @@
 
 Episodes are appended to the run's `episodes.jsonl` a block (system, budget) at a time, so that a killed
 evaluation goes on at its first unfinished block. Not here: what is made of the episodes (`recipes.report`), and
-other harnesses, verifiers and tasks (`recipes.grid`).
+other harnesses, verifiers and tasks (`recipes.grid.cells`).
 """
 
 from __future__ import annotations

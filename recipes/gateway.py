@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from recipes.arguments import UsageError, parser_of, positive, rows_range
-from recipes.casting import last_cast
+from recipes.cast.book import last_cast
 from recipes.config import Recipe
-from recipes.grid_runs import read_recipe
+from recipes.grid.runs import read_recipe
 from recipes.harnesses import System, load
 from recipes.session import load_tokenizer, session
 from rewards.table import table_scores

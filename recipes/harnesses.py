@@ -8,7 +8,7 @@
     floor, ceiling           scripts, which have no weights and are not trained
 
 A way is a function of the open session that gives a `Runner` for as long as its context lasts. Here is the one place
-where somebody else's agents are plugged in. Not here: what is measured (`recipes.grid`).
+where somebody else's agents are plugged in. Not here: what is measured (`recipes.grid.cells`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import trio
 
 from recipes.config import HarnessName, Recipe
 from recipes.graphs import react, supervisor
+from recipes.named import resolve
 from recipes.session import Session
 from swarm.checkpoint import ref_of
 from swarm.context import ContextPolicy
@@ -32,7 +33,6 @@ from swarm.gateway_agent import CommandAgent
 from swarm.graphs import GraphRunner
 from swarm.loop import Harness
 from swarm.seeds import derive
-from swarm.store import resolve
 from swarm.types import Budget, Rollout, Runner, Task
 
 Way = Callable[[Session], AbstractAsyncContextManager[Runner]]

@@ -5,7 +5,7 @@
     lab.show(rollouts[0])
 
 Jupyter's thread runs an asyncio loop and the library is trio, which therefore has a thread of its own
-(`swarm.portal`); outside of Jupyter all works alike. Not here: runs on disk (`recipes.debug`), and training as a
+(`swarm.portal`); outside of Jupyter all works alike. Not here: runs on disk (`recipes.debug.run`), and training as a
 command (`recipes.ppo_run`).
 """
 
@@ -17,13 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar, TypeVarTuple, cast
 
-from recipes.casting import CastBook
-from recipes.compaction import TRAIL_RUNS, Compaction, TrailJob
+from recipes.cast.book import CastBook
+from recipes.compaction.run import TRAIL_RUNS, Compaction, TrailJob
 from recipes.config import Recipe
 from recipes.overrides import to_json
 from recipes.session import load_tokenizer, roll_out
 from recipes.train import TABLES, TableJob
-from recipes.view_tokens import pieces
+from recipes.view.tokens import pieces
 from rewards.table import canonical
 from swarm.chat import Chat
 from swarm.portal import Portal
@@ -54,7 +54,7 @@ def run(function: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
 class Lab:
     """A recipe's job, held open: its tasks, its engines, its rewards, until it is closed.
 
-    `job` is a `recipes.train.TableJob`, or for trails a `recipes.compaction.TrailJob`.
+    `job` is a `recipes.train.TableJob`, or for trails a `recipes.compaction.run.TrailJob`.
     """
 
     def __init__(self, recipe: Recipe | Compaction) -> None:

@@ -9,7 +9,7 @@ turns, with more they overlap, and a rollout may go on across an update of the w
 their versions. With 0, everything that an iteration depends on is in its checkpoint or derived from the
 seed and its number, so a run that was killed goes on as if it had not been.
 
-Not here: what the work is (a `Job`: `recipes.train`, `recipes.compaction`), and the update (`swarm.rl`).
+Not here: what the work is (a `Job`: `recipes.train`, `recipes.compaction.run`), and the update (`swarm.rl`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from rich.console import Console
 from rich.markup import escape
 from transformers import PreTrainedTokenizerFast
 
-from recipes.casting import CastBook
+from recipes.cast.book import CastBook
+from recipes.cast.roles import Weights
 from recipes.config import Training
 from recipes.learning import Learning, open_learner
+from recipes.named import resolve
 from recipes.overrides import to_json
 from recipes.progress import Progress
-from recipes.publish import Shelf, due
+from recipes.publish.rules import Shelf, due
 from recipes.remote import Rolling, open_workers, publish, requests_of
-from recipes.roles import Weights
 from recipes.session import load_checkpoint, load_tokenizer, roll_out, warn_of_bf16
 from recipes.track import Tracker, tracking
 from swarm.checkpoint import save
@@ -49,7 +50,6 @@ from swarm.rl.ppo import Metrics
 from swarm.rundir import RunDir
 from swarm.seeds import derive
 from swarm.states import latest, load_state, save_state
-from swarm.store import resolve
 from swarm.types import Cast, CheckpointRef, Rollout, Task
 
 R = TypeVar("R", bound=Training)
@@ -136,7 +136,7 @@ def run_ppo(
     A run that is done is not run again: its report is shown.
     """
     console = console or Console()
-    recipe = replace(recipe, start=resolve(str(recipe.start)))
+    recipe = _found(recipe)
     with RunDir(out, to_json(recipe), clean=clean) as run:
         if run.done:
             console.print(f"{out} is done; --clean trains anew.")
@@ -145,6 +145,13 @@ def run_ppo(
         report = trio.run(_tracked, recipe, run, kind, console)
         run.finish(json.loads((out / "summary.json").read_text()))
         return report
+
+
+def _found(recipe: R) -> R:
+    """The recipe with the folders of the checkpoints that it starts and learns from, where it has names."""
+    teachers = tuple(replace(t, path=resolve(str(t.path))) for t in recipe.ppo.distill.teachers)
+    ppo = replace(recipe.ppo, distill=replace(recipe.ppo.distill, teachers=teachers))
+    return replace(recipe, start=resolve(str(recipe.start)), ppo=ppo)
 
 
 async def _tracked(recipe: R, run: RunDir, kind: Kind[R], console: Console) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from envs.tasks import TaskSet
 from envs.world import World, WorldConfig, build_world
 from recipes.config import Recipe, Training
 from recipes.engines import Engines, check_served, open_engines
+from recipes.named import resolve
 from recipes.systems import Builder
 from rewards.table import table_scores
 from subagents.roster import Player, Roster
@@ -28,7 +29,6 @@ from swarm.folders import CheckpointError, file_sha256
 from swarm.gather import Job, gather
 from swarm.loop import Harness
 from swarm.seeds import derive
-from swarm.store import resolve
 from swarm.types import Budget, Cast, CheckpointRef, Rollout, Runner, ServingEngine, Task
 
 CACHE = Path(".cache")

@@ -18,15 +18,15 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
-from recipes.casting import shown
+from recipes.cast.book import shown
+from recipes.cast.roles import Weights
 from recipes.config import Recipe
 from recipes.evaluate import Block, blocks_of, closing, episodes_of, quick
+from recipes.grid.verifying import fitting, verifiers_of
 from recipes.harnesses import trained
 from recipes.ppo_run import Kind, Scores, run_ppo
 from recipes.report import print_table, write_report
-from recipes.roles import Weights
 from recipes.session import Session, session
-from recipes.verifying import fitting, verifiers_of
 from rewards.parl import Spawning, parl, spawning
 from rewards.table import table_scores
 from rewards.verifiers import failures, verified

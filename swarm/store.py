@@ -9,7 +9,7 @@
 
 A folder goes when no name and no pin refers to it. names.json is the only truth and is replaced in one step, so a kill
 leaves the store as it was or as it should be, and perhaps a folder that nothing refers to: the next command that
-writes sweeps it away. Readers take no lock. Not here: when a run publishes (`recipes.publish`).
+writes sweeps it away. Readers take no lock. Not here: when a run publishes (`recipes.publish.rules`).
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from recipes.arguments import UsageError
-from recipes.casting import FILE, NEXT, CastBook, ask, asked_of, entries_of, last_cast, shown
+from recipes.cast.book import FILE, NEXT, CastBook, Played, as_played, ask, asked_of, entries_of, last_cast, shown
+from recipes.cast.command import changes_of
+from recipes.cast.roles import RoleSettings
 from recipes.cli import main
 from recipes.config import SHIPPED, Recipe
 from recipes.overrides import OverrideError, apply, from_json, to_json
-from recipes.roles import RoleSettings
-from recipes.roster import changes_of
 from subagents.roster import RosterError
 from swarm.checkpoint import ref_of
 from swarm.folders import CheckpointError
@@ -94,6 +94,14 @@ def test_a_folder_that_is_no_checkpoint_is_refused_when_it_is_asked_for(tmp_path
     (tmp_path / NEXT).write_text("[]")
     with pytest.raises(RosterError, match=r"roster\.next\.json: Expected `object`"):
         book(tmp_path, Recipe()).at(1)
+
+
+def test_one_that_ships_is_asked_for_by_name_and_found_by_a_run_from_elsewhere(tmp_path):
+    ask(tmp_path, {"": {"sloppy-1m": 1.0}})
+    [played] = asked_of(tmp_path)[""]
+    assert (played.path, played.name) == (SLOPPY, "sloppy-1m")
+    moved = Played("/elsewhere/subagents/checkpoints/sloppy-1m", played.sha256)
+    assert as_played(moved).path == Path(SLOPPY)
 
 
 def test_runs_without_subagents_have_no_roster(tmp_path):

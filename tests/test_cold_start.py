@@ -10,11 +10,11 @@ from rich.console import Console
 
 from envs.world import WorldConfig
 from recipes.cold_start import ColdStart, ModelConfig, fit
+from recipes.compaction.recall import Practice
+from recipes.compaction.start import TrailDemos, TrailStart, fit_trails
 from recipes.config import SHIPPED
 from recipes.demonstrations import Demo, DemoMix, examples_of, renumbered
-from recipes.recall import Practice
 from recipes.session import load_checkpoint, load_tokenizer, warn_of_bf16
-from recipes.trail_start import TrailDemos, TrailStart, fit_trails
 from swarm.chat import HermesChat
 from swarm.rl.schedule import LrSchedule
 from swarm.rl.sft import SFTConfig

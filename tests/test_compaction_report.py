@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from recipes.cli import main
-from recipes.compaction_numbers import (
+from recipes.compaction.episodes import TrailEpisode
+from recipes.compaction.numbers import (
     FORMS,
     ORDER,
     START,
@@ -28,9 +29,8 @@ from recipes.compaction_numbers import (
     of_tasks,
     t_interval,
 )
-from recipes.compaction_report import answer, gain, load, print_table, report_study, write_report
+from recipes.compaction.report import answer, gain, load, print_table, report_study, write_report
 from recipes.report import ReportError
-from recipes.trail_episodes import TrailEpisode
 
 RECIPE = {
     "run": {

@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from envs.trails import TrailConfig
-from recipes.compaction import START_SYSTEMS, TrailEvaluation, compaction_run
-from recipes.compaction_numbers import START
-from recipes.compaction_report import start_file
-from recipes.compaction_study import Study, compaction, run_of, study
+from recipes.compaction.episodes import write
+from recipes.compaction.numbers import START
+from recipes.compaction.report import start_file
+from recipes.compaction.run import START_SYSTEMS, TrailEvaluation, compaction_run
+from recipes.compaction.study import Study, compaction, run_of, study
 from recipes.config import SHIPPED
 from recipes.overrides import OverrideError, apply, from_json, to_json
-from recipes.trail_episodes import write
 from tests.test_compaction_report import BASE
 
 

@@ -13,11 +13,11 @@ import pytest
 from recipes.ablations import serial_collapse, serial_collapse_parl
 from recipes.arguments import UsageError
 from recipes.cli import main
-from recipes.compare import compare, load, parse_groups, write_results
-from recipes.compare_numbers import Measured, Run, ablation, mean_of, ratio_of, spread
-from recipes.compare_page import markdown
-from recipes.compare_plots import mean_curve
-from recipes.compare_words import falls_short
+from recipes.compare.charts import mean_curve
+from recipes.compare.command import compare, load, parse_groups, write_results
+from recipes.compare.numbers import Measured, Run, ablation, mean_of, ratio_of, spread
+from recipes.compare.page import markdown
+from recipes.compare.words import falls_short
 from recipes.config import Recipe
 from recipes.episodes import Episode, write
 from recipes.overrides import to_json

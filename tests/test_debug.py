@@ -12,9 +12,9 @@ from rich.console import Console
 
 from recipes.cli import main
 from recipes.config import SHIPPED
-from recipes.debug import DebugError, Debugger, native, open_run, version_of, weights_of
+from recipes.debug.rerun import iteration_of, replay_command
+from recipes.debug.run import DebugError, Debugger, native, open_run, version_of, weights_of
 from recipes.overrides import to_json
-from recipes.rerun import iteration_of, replay_command
 from recipes.session import load_tokenizer, roll_out
 from recipes.train import TABLES
 from recipes.wide_search import wide_search

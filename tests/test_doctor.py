@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import trio
 
-from recipes import doctor, findings
 from recipes.cli import RECIPES, main
 from recipes.config import SHIPPED
-from recipes.doctor import guarded
-from recipes.findings import Finding
+from recipes.doctor import command as doctor
+from recipes.doctor import findings
+from recipes.doctor.command import guarded
+from recipes.doctor.findings import Finding
+from recipes.doctor.tries import asked_of_ray, one_line, shares
 from recipes.overrides import to_json
 from recipes.placement import Placement
-from recipes.plan_memory import GIB, MIB
-from recipes.tries import asked_of_ray, one_line, shares
+from recipes.plan.memory import GIB, MIB
 from recipes.wide_search import wide_search
 from swarm.workers import WorkerError
 
@@ -251,7 +252,7 @@ def test_a_recipe_that_is_ready_runs():
 def test_engines_are_tried_in_a_process_of_their_own():
     recipe = replace(wide_search(), threads=1, start=SHIPPED, subagent=Path("nowhere"))
     given = json.dumps({"try": "engines", "kind": "Recipe", "recipe": to_json(recipe)})
-    done = subprocess.run([sys.executable, "-m", "recipes.tries"], input=given, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "recipes.doctor.tries"], input=given, capture_output=True, text=True)
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["error"].startswith("nowhere")
     assert told["words"] == ""

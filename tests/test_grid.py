@@ -15,18 +15,18 @@ import pytest
 from rich.console import Console
 
 from recipes.cli import main
-from recipes.compaction import compaction_run
+from recipes.compaction.run import compaction_run
 from recipes.config import SHIPPED, HarnessName, Recipe
 from recipes.engines import open_engines
-from recipes.grid import Cell, Grid, Source, Trial, as_json, cells, check_fits, grid_table, make, verify
-from recipes.grid_command import evaluated
-from recipes.grid_runs import Asked, Measured, measure, plan
+from recipes.grid.cells import Cell, Grid, Source, Trial, as_json, cells, check_fits, grid_table, make, verify
+from recipes.grid.command import evaluated
+from recipes.grid.judging import VERIFIERS, Judging
+from recipes.grid.runs import Asked, Measured, measure, plan
+from recipes.grid.verifying import MisfitError, fitting, judge_of
 from recipes.harnesses import HARNESSES, WAYS, Mixed, System, native, systems_of
-from recipes.judging import VERIFIERS, Judging
 from recipes.overrides import OverrideError, apply, from_json, to_json
 from recipes.placement import Placement, Serving
 from recipes.train import rewarded, train
-from recipes.verifying import MisfitError, fitting, judge_of
 from recipes.wide_search import single_agent, wide_search
 from rewards.judge import Hybrid
 from rewards.verifiers import RULES

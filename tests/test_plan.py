@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from recipes.cli import RECIPES, main
-from recipes.compaction import compaction_run
+from recipes.compaction.run import compaction_run
 from recipes.config import Limits, Recipe, TaskMix
 from recipes.gpu import wide_search_4b, wide_search_30b
-from recipes.machine import Cluster, Node, parsed, this_machine
 from recipes.overrides import apply
 from recipes.placement import Placement, Serving
-from recipes.plan import plan, size_at
-from recipes.plan_fit import place, problems
-from recipes.plan_memory import FLOAT, GIB, MIB, Memory, ModelSize
-from recipes.plan_processes import Process, Sizes, processes_of, row_tokens
-from recipes.plan_tokens import Tokens, at_most, expected, measured, of_rollouts
+from recipes.plan.command import plan, size_at
+from recipes.plan.fit import place, problems
+from recipes.plan.machine import Cluster, Node, parsed, this_machine
+from recipes.plan.memory import FLOAT, GIB, MIB, Memory, ModelSize
+from recipes.plan.processes import Process, Sizes, processes_of, row_tokens
+from recipes.plan.tokens import Tokens, at_most, expected, measured, of_rollouts
 from recipes.wide_search import wide_search
 from swarm.context import ContextPolicy
 from swarm.folders import CheckpointError

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qw
 
 from recipes.config import SHIPPED
 from recipes.gpu import CARDS
-from recipes.plan_memory import (
+from recipes.plan.memory import (
     FLOAT,
     HALF,
     MIB,

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from recipes.cli import main
-from recipes.compaction import compaction_run
+from recipes.compaction.run import compaction_run
 from recipes.config import SHIPPED, Recipe
 from recipes.overrides import to_json
-from recipes.publish import Publish, Shelf, due
-from recipes.publish_run import publish_run, with_start
+from recipes.publish.by_hand import publish_run, with_start
+from recipes.publish.rules import Publish, Shelf, due
 from recipes.session import load_checkpoint, load_tokenizer
 from recipes.wide_search import wide_search
 from swarm.checkpoint import filed, load_model, save, weights_sha256

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from recipes.compaction.recall import LETTERS, Practice, pairs, practise, repetition, rows
 from recipes.config import SHIPPED
 from recipes.demonstrations import Demo
-from recipes.recall import LETTERS, Practice, pairs, practise, repetition, rows
 from recipes.session import load_checkpoint, load_tokenizer
 
 HANDLES = range(100, 160)

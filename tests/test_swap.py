@@ -18,10 +18,10 @@ from recipes.config import SHIPPED, Recipe
 from recipes.episodes import Episode
 from recipes.overrides import to_json
 from recipes.session import cast_of
-from recipes.swap import OWN, Cell, Settings, cells_of
-from recipes.swap_command import casts_of, named
-from recipes.swap_numbers import MEASURES, difference, matrix
-from recipes.swap_report import differences, heatmap, markdown, table
+from recipes.swap.command import casts_of, named
+from recipes.swap.matrix import OWN, Cell, Settings, cells_of
+from recipes.swap.numbers import MEASURES, difference, matrix
+from recipes.swap.report import differences, heatmap, markdown, table
 from swarm.checkpoint import ref_of
 from swarm.folders import CheckpointError
 from tests.test_report_episodes import BASE

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from recipes.config import Evaluation, Recipe, TaskMix
-from recipes.grid_runs import Asked, measure, plan
+from recipes.grid.runs import Asked, measure, plan
 from recipes.metric_names import unknown
 from recipes.train import train
 from recipes.wide_search import single_agent, wide_search

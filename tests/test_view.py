@@ -19,15 +19,15 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from recipes.arguments import UsageError
-from recipes.view import has_screen, view_command
-from recipes.view_answer import compared
-from recipes.view_fork import Forks
-from recipes.view_index import Index, Row
-from recipes.view_lanes import Lane, lanes_of
-from recipes.view_rollout import shown
-from recipes.view_run import RunView
-from recipes.view_server import PAGE, Viewer, serving
-from recipes.view_tokens import credit_of, pieces, turns_of
+from recipes.view.answer import compared
+from recipes.view.command import has_screen, view_command
+from recipes.view.fork import Forks
+from recipes.view.index import Index, Row
+from recipes.view.lanes import Lane, lanes_of
+from recipes.view.rollout import shown
+from recipes.view.run import RunView
+from recipes.view.server import PAGE, Viewer, serving
+from recipes.view.tokens import credit_of, pieces, turns_of
 from swarm.records import write
 from swarm.rundir import RunDirError
 from swarm.types import Ledger, Rollout, Segment, Span, Stage, Task, Trace

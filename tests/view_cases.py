@@ -14,9 +14,9 @@ from threading import Thread
 import numpy as np
 import trio
 
-from recipes.view_fork import Forks
-from recipes.view_run import RunView
-from recipes.view_server import Viewer, serving
+from recipes.view.fork import Forks
+from recipes.view.run import RunView
+from recipes.view.server import Viewer, serving
 from swarm.fork import Branch, Edit, fork
 from swarm.records import write
 from swarm.types import Reward, Rollout
