@@ -152,7 +152,8 @@ async def _within(seconds: float, act: Callable[[], T]) -> T:
 
 
 def _begin(run: Path, mode: Mode, recipe: Mapping[str, Any]) -> Any:
-    """Quiet, quick to start, and no look at the code or the machine."""
+    """Quiet, quick to start, no advertisement, and no look at the code or the machine."""
+    os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")
     settings = wandb.Settings(
         console="off",
         silent=True,
