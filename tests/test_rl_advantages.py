@@ -362,4 +362,4 @@ def test_64k_actions_in_500_segments_take_at_most_two_and_a_half_milliseconds(co
         steps_N=torch.full((count,), 3),
         group_R=torch.arange(125) // 5,
     )
-    assert quick(lambda: advantages(chain, config), 2.5e-3, count, of_a_sort=0.4)
+    assert quick(lambda: advantages(chain, config), 2.5e-3, count, of_a_sort=0.6)

@@ -157,4 +157,4 @@ def test_64k_tokens_in_500_chains_take_at_most_two_and_a_half_milliseconds() -> 
     chain_N = torch.randint(0, 500, (count,), generator=generator).sort().values
     value_N, reward_N = torch.rand(2, count, generator=generator, dtype=torch.float64)
     some_N, after_C = torch.full((count,), 0.99, dtype=torch.float64), torch.zeros(500, dtype=torch.float64)
-    assert quick(lambda: gae(reward_N, value_N, chain_N, after_C, some_N, some_N), 2.5e-3, count, of_a_sort=0.4)
+    assert quick(lambda: gae(reward_N, value_N, chain_N, after_C, some_N, some_N), 2.5e-3, count, of_a_sort=0.6)
