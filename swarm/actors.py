@@ -24,11 +24,15 @@ from swarm.workers import RollerFactory
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a roller's method gave, or what it raised, in one line and as a traceback."""
+    """What a roller's method gave, or what it raised, in one line and as a traceback.
+
+    `lost`: nothing was raised by it; the loop that it ran in came to an end, for the reason in `error`.
+    """
 
     value: Any = None
     error: str = ""
     trace: str = ""
+    lost: bool = False
 
 
 async def _guarded(work: Callable[..., Awaitable[Any]], *arguments: object) -> Answer:
@@ -79,7 +83,7 @@ class RollerActor:
     async def lost(self) -> str:
         """The end of the roller's loop, which is the end of this worker; returns what went wrong."""
         assert self._thread is not None
-        return await self._thread.ended
+        return await asyncio.shield(self._thread.ended)
 
     async def ask(self, method: str, *arguments: Any) -> Answer:
         assert self._thread is not None
@@ -91,6 +95,7 @@ class _Loop:
 
     def __init__(self, factory: RollerFactory) -> None:
         self._factory, self._host = factory, asyncio.get_running_loop()
+        self._open = True
         self.opened: asyncio.Future[str] = self._host.create_future()
         self.ended: asyncio.Future[str] = self._host.create_future()
         threading.Thread(target=self._run, name="roller", daemon=True).start()
@@ -108,7 +113,10 @@ class _Loop:
             self._roller, self._nursery = roller, nursery
             self._token = trio.lowlevel.current_trio_token()
             self._tell(self.opened, "")
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._open = False
 
     def _tell(self, future: asyncio.Future[Any], value: object) -> None:
         def set_once() -> None:
@@ -118,7 +126,10 @@ class _Loop:
         self._host.call_soon_threadsafe(set_once)
 
     async def call(self, method: str, *arguments: object) -> Answer:
-        """Runs a method of the roller in its loop, beside whatever runs there. Cancelling this cancels it."""
+        """Runs a method of the roller in its loop, beside whatever runs there; lost when the loop ends before it.
+
+        Cancelling this cancels it.
+        """
         answer: asyncio.Future[Answer] = self._host.create_future()
         scope = trio.CancelScope()
 
@@ -126,11 +137,15 @@ class _Loop:
             with scope:
                 self._tell(answer, await _guarded(getattr(self._roller, method), *arguments))
 
+        def begin() -> None:
+            if self._open:  # what is raised here would end the loop
+                self._nursery.start_soon(run)
+
         try:
-            self._token.run_sync_soon(self._nursery.start_soon, run)
-            return await answer
-        except trio.RunFinishedError:
-            return Answer(error="its loop ended")
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(begin)
+            await asyncio.wait((answer, self.ended), return_when=asyncio.FIRST_COMPLETED)
+            return answer.result() if answer.done() else Answer(error=self.ended.result(), lost=True)
         except asyncio.CancelledError:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(scope.cancel)

@@ -275,6 +275,8 @@ class _RayWorker:
 
     async def _ask(self, method: str, *arguments: object) -> Any:
         answer: Answer = await _answer(self._actor.ask.remote(method, *arguments))
+        if answer.lost:
+            raise WorkerLost(answer.error)
         if answer.error:
             raise WorkerError(f"a worker's {method} raised {answer.error}\n{answer.trace}")
         return answer.value

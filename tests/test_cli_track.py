@@ -10,6 +10,7 @@ from threading import Event
 
 import pytest
 import trio
+import wandb
 from rich.console import Console
 
 from recipes import track
@@ -137,6 +138,7 @@ async def test_an_offline_run_is_kept_in_the_run_folder(
         tracker.log({"rollout/item_f1": 0.5, "phase": "ppo"}, 0)
         tracker.rollouts(tmp_path / "iteration_0001.rollouts", [rollout], 0)
         tracker.model("policy", tmp_path / "policy", "d" * 64, made_from)
+    wandb.teardown()  # its service writes behind our backs; as at the end of a program, it is done when this returns
     assert said(console) == ""
     (record,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     kept = record.read_bytes()
