@@ -7,8 +7,10 @@ from itertools import count
 import torch
 
 from benchmarks.programs import Call, Step
-from swarm.engine.embedded import EmbeddedEngine, _Request
-from swarm.engine.vllm_core import Core, Request
+from swarm.engine.embedded import EmbeddedEngine
+from swarm.engine.requests import Request
+from swarm.engine.vllm_core import Core
+from swarm.engine.vllm_core import Request as CoreRequest
 from swarm.seeds import derive
 from swarm.types import Sampling
 
@@ -19,12 +21,12 @@ def vllm_step(core: Core) -> Step:
     waiting: dict[str, Call] = {}
 
     def step(new: list[Call]) -> list[Call]:
-        requests: list[Request] = []
+        requests: list[CoreRequest] = []
         for call in new:
             name = f"inline-{next(names)}"
             waiting[name] = call
             sampling = Sampling(call.said, seed=derive(0, name))
-            requests.append(Request(name, call.ids, sampling, 0.0, done=None))  # pyright: ignore[reportArgumentType]
+            requests.append(CoreRequest(name, call.ids, sampling, 0.0, done=None))  # pyright: ignore[reportArgumentType]
         return [waiting.pop(o.name) for o in core.step(requests, ()) if o.finish]
 
     return step
@@ -38,7 +40,7 @@ def embedded_step(engine: EmbeddedEngine) -> Step:
     def step(new: list[Call]) -> list[Call]:
         for call in new:
             sampling = Sampling(call.said, seed=derive(0, next(seeds)))
-            request = _Request(call.ids, len(call.ids), len(call.ids) + call.said, sampling, 0.0)
+            request = Request(call.ids, len(call.ids), len(call.ids) + call.said, sampling, 0.0)
             waiting[id(request)] = call
             engine._queue.append(request)
         engine._admit()

@@ -18,7 +18,8 @@ from envs.pages import MISSING, EntityPage, Field
 from envs.tasks import Column, constant_guess, usual_values
 from envs.tools import access, search
 from envs.world import World
-from swarm.types import Artifact, Table, TableScore, Task, ToolResult
+from swarm.types import Artifact, Table, Task, ToolResult
+from swarm.verdicts import TableScore
 from swarm.workspace import Workspace
 
 WIDE = 50

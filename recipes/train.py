@@ -31,7 +31,8 @@ from rewards.parl import Spawning, parl, spawning
 from rewards.table import table_scores
 from rewards.verifiers import failures, verified
 from swarm.seeds import derive
-from swarm.types import Cast, Rollout, Runner, ServingEngine, Task, Verdict, Verifier
+from swarm.types import Cast, Rollout, Runner, ServingEngine, Task
+from swarm.verdicts import Verdict, Verifier
 
 
 def train(recipe: Recipe, out: Path, *, clean: bool = False, console: Console | None = None) -> dict[str, Any]:

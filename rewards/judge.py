@@ -25,7 +25,8 @@ from msgspec import structs
 from rewards.verifiers import without_gold
 from swarm.checks import want
 from swarm.seeds import derive
-from swarm.types import ChatFormat, Completion, Engine, EngineError, Rollout, Sampling, Table, Task, Verdict, Verifier
+from swarm.types import ChatFormat, Completion, Engine, EngineError, Rollout, Sampling, Table, Task
+from swarm.verdicts import Verdict, Verifier
 
 _TAG = "<score>"
 _VERDICT = re.compile(r"<score>([^<>]*)</score>\s*\Z")

@@ -27,7 +27,8 @@ from rewards.widesearch.official import score_official
 from rewards.widesearch.strict import score_strict
 from rewards.widesearch.tasks import widesearch_scores
 from swarm.checks import want
-from swarm.types import Rollout, Table, TableScore, Task, Verdict, Verifier
+from swarm.types import Rollout, Table, Task
+from swarm.verdicts import TableScore, Verdict, Verifier
 
 NOT_VERIFIED = Verdict({}, "rollout: it failed, so that there is nothing to score")
 _BULLET = re.compile(r"^\s*(?:[-*•]|\d+[.)])\s+")

@@ -34,20 +34,8 @@ from swarm.checkpoint import frozen_ref
 from swarm.context import ContextPolicy
 from swarm.rl.batch import collect
 from swarm.rundir import read_metrics
-from swarm.types import (
-    Budget,
-    Ledger,
-    Rollout,
-    Runner,
-    Segment,
-    Span,
-    Stage,
-    Task,
-    Trace,
-    Turn,
-    Verdict,
-    Verifier,
-)
+from swarm.types import Budget, Ledger, Rollout, Runner, Segment, Span, Stage, Task, Trace, Turn
+from swarm.verdicts import Verdict, Verifier
 from tests.swarm_cases import TASK, harness, says
 from tests.test_report_episodes import BASE
 from tests.test_train import small

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from rewards.judge import Hybrid, Judge, Rubric
 from rewards.verifiers import RULES, verified
 from swarm.engine.scripted import ScriptedEngine
-from swarm.types import Ledger, Rollout, Sampling, Table, Task, Trace, Verdict
+from swarm.types import Ledger, Rollout, Sampling, Table, Task, Trace
+from swarm.verdicts import Verdict
 from tests.swarm_cases import TASK, chat
 
 GOLD = TASK.gold

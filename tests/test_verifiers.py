@@ -23,7 +23,8 @@ from rewards.verifiers import (
     verified,
     without_gold,
 )
-from swarm.types import Ledger, Rollout, Status, Table, Task, Trace, Verdict
+from swarm.types import Ledger, Rollout, Status, Table, Task, Trace
+from swarm.verdicts import Verdict
 
 GOLD: Table = (("Ohio", "Columbus", "4,023"), ("Utah", "Provo", "7"), ("Iowa", "Ames", "N/A"))
 TASK = Task("t", "List the states.", "states", "state", ("state", "city", "count"), GOLD)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, Route, expect, sync_playwright
 
 from swarm.records import write
 from swarm.types import Rollout
@@ -237,6 +237,32 @@ def test_tokens_are_coloured_by_each_signal_that_is_recorded(page: Page, address
     assert all(any(c) for c in colours)
     assert len({tuple(c) for c in colours}) == 3
     assert "advantage 0.5000" in (page.locator(".token").first.get_attribute("title") or "")
+
+
+def test_a_colour_may_be_chosen_before_the_transcript_is_there(page: Page, address: str) -> None:
+    held: list[Route] = []
+    page.route(re.compile("&lane=0$"), lambda route: held.append(route))
+    opened(page, address, "rollout/iteration_0001:0")
+    page.get_by_label("colour").select_option("value")
+    expect(page.locator("aside.transcript")).to_have_attribute("aria-busy", "true")
+    held[0].continue_()
+    expect(page.locator(".scale")).to_have_attribute("aria-label", re.compile("^value from"))
+
+
+def test_who_goes_back_before_the_next_transcript_is_there_keeps_the_first(page: Page, address: str) -> None:
+    held: list[Route] = []
+    page.route(re.compile("&lane=1$"), lambda route: held.append(route))
+    opened(page, address, "rollout/iteration_0001:0")
+    aside, chosen = page.locator("aside.transcript"), agents(page).and_(page.get_by_role("option", selected=True))
+    expect(aside.locator("h2")).to_have_text("main")
+    chosen.press("ArrowDown")
+    expect(aside).to_have_attribute("aria-busy", "true")
+    chosen.press("ArrowUp")
+    expect(aside).not_to_have_attribute("aria-busy", "true")
+    with page.expect_response(re.compile("&lane=1$")):
+        held[0].continue_()
+    page.evaluate("() => new Promise(requestAnimationFrame)")
+    expect(aside.locator("h2")).to_have_text("main")
 
 
 def test_where_no_credit_is_recorded_only_the_log_probability_is_offered(page: Page, address: str) -> None:

@@ -25,7 +25,8 @@ from recipes.harnesses import System
 from recipes.session import roll_out
 from rewards.verifiers import verified
 from swarm.seeds import derive
-from swarm.types import Rollout, Runner, Task, Verifier
+from swarm.types import Rollout, Runner, Task
+from swarm.verdicts import Verifier
 
 SEED = 1_000_003
 """What the rollouts of an evaluation are drawn with: the same for every run."""

@@ -41,7 +41,8 @@ from rewards.table import table_scores
 from swarm.checkpoint import ref_of
 from swarm.context import ContextPolicy
 from swarm.folders import CheckpointError
-from swarm.types import Runner, Task, Verifier
+from swarm.types import Runner, Task
+from swarm.verdicts import Verifier
 
 SourceName = Literal["table", "trails"]
 SOURCES: tuple[SourceName, ...] = get_args(SourceName)

@@ -15,7 +15,8 @@ from rewards.judge import Hybrid, Judge
 from rewards.verifiers import RULES
 from swarm.chat import chat_of
 from swarm.checkpoint import frozen_ref
-from swarm.types import Sampling, Task, Verifier
+from swarm.types import Sampling, Task
+from swarm.verdicts import Verifier
 
 _MORE = (1, 4, 16)
 """How many times the wanted tasks are looked through for those that fit."""

@@ -13,7 +13,8 @@ from typing import Any
 
 from rewards.table import canonical
 from rewards.widesearch.spec import Scores, column_name
-from swarm.types import Table, TableScore, Task
+from swarm.types import Table, Task
+from swarm.verdicts import TableScore
 
 _EXACT = {"preprocess": ["norm_str"], "metric": ["exact_match"], "criterion": None}
 

@@ -15,12 +15,11 @@ Not here: a server, several models in one engine, anything but fp32 on the CPU.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from time import perf_counter
 from types import TracebackType
 from typing import Self
@@ -34,47 +33,11 @@ from swarm.checkpoint import load_model
 from swarm.engine import kernels
 from swarm.engine.kv import BlockTree, Chain, Ids
 from swarm.engine.qwen3 import Weights, shape_of, weights_of
-from swarm.engine.ragged import Floats, FusedWeights, Stepper, block_bytes, digest, empty_cache, fuse, rows_of
+from swarm.engine.ragged import FusedWeights, Stepper, block_bytes, digest, empty_cache, fuse, rows_of
+from swarm.engine.requests import EngineStats, Request, drained, sample, split
 from swarm.engine.serving import Limits, check_request
 from swarm.engine.vector import LANES
 from swarm.types import CheckpointRef, Completion, EngineError, Finish, Sampling
-
-_SEED_MASK = 2**64 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Totals since the engine was made. `cached`: prompt tokens not computed again; `queue`: requests waiting now."""
-
-    sampled: int = 0
-    prefilled: int = 0
-    cached: int = 0
-    steps: int = 0
-    seconds: float = 0.0
-    active: int = 0
-    queue: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class _Request:
-    """One generate call. `ids` grows by what is sampled; the first `computed` have keys and values."""
-
-    ids: list[int]
-    prompt: int
-    limit: int
-    sampling: Sampling
-    born: float
-    done: trio.Event = field(default_factory=trio.Event)
-    chain: Chain | None = None
-    computed: int = 0
-    chunk: int = 0
-    cached: int = 0
-    queued: float = 0.0
-    logprobs: list[float] = field(default_factory=list[float])
-    dropped: bool = False
-    over: bool = False
-    error: str = ""
-    completion: Completion | None = None
 
 
 class EmbeddedEngine:
@@ -113,8 +76,8 @@ class EmbeddedEngine:
         self._updates: deque[tuple[FusedWeights, int, trio.Event]] = deque()
         self._wake = trio.Event()
         self._closing = False
-        self._queue: deque[_Request] = deque()
-        self._active: list[_Request] = []
+        self._queue: deque[Request] = deque()
+        self._active: list[Request] = []
         self._stats = EngineStats()
         self._nursery_context: AbstractAsyncContextManager[trio.Nursery] | None = None
         self._nursery: trio.Nursery | None = None
@@ -202,13 +165,13 @@ class EmbeddedEngine:
         one = np.ones(1)
         kernels.sampled(logits_SV, one, one, one.astype(np.uint64), one.astype(np.uint64))
 
-    def _request(self, ids: Sequence[int], sampling: Sampling) -> _Request:
+    def _request(self, ids: Sequence[int], sampling: Sampling) -> Request:
         check_request(ids, sampling, Limits(self.max_len, self.shape.vocab))
         limit = min(len(ids) + sampling.max_tokens, self.max_len)
         room = self._tree.count * self._tree.size
         if limit > room:
             raise ValueError(f"request of up to {limit} tokens, want at most {room} (cache_bytes)")
-        return _Request(list(ids), len(ids), limit, sampling, perf_counter())
+        return Request(list(ids), len(ids), limit, sampling, perf_counter())
 
     async def _drive(self) -> None:
         """The background task: has a thread step for as long as there is something to do."""
@@ -263,29 +226,24 @@ class EmbeddedEngine:
         self._active = [r for r in self._active if not r.over]
         return over
 
-    def _plan(self) -> list[list[_Request]]:
+    def _plan(self) -> list[list[Request]]:
         """Who computes how many rows in this step, split over the threads: decodes first, then prefills."""
-        budget, chosen = self._chunk, list[_Request]()
+        budget, chosen = self._chunk, list[Request]()
         for request in sorted(self._active, key=lambda r: len(r.ids) - r.computed):
             request.chunk = min(len(request.ids) - request.computed, budget)
             budget -= request.chunk
             if request.chunk:
                 chosen.append(request)
-        if self._threads == 1:
-            return [chosen]
-        costs = np.cumsum([r.chunk * (1000 + r.computed + r.chunk / 2) for r in chosen])
-        cuts = np.searchsorted(costs, costs[-1] * np.arange(1, self._threads) / self._threads)
-        bounds = [0, *(int(c) for c in cuts), len(chosen)]
-        return [chosen[a:b] for a, b in pairwise(bounds) if b > a]
+        return split(chosen, self._threads)
 
-    def _compute(self, batch: list[list[_Request]], torch_threads: int) -> list[tuple[int, float]]:
+    def _compute(self, batch: list[list[Request]], torch_threads: int) -> list[tuple[int, float]]:
         """Each part of the batch on a core of its own.
 
         Products must not spread over more cores. That setting reaches beyond this thread: the
         caller's, `torch_threads`, is put back.
         """
         torch.set_num_threads(1)
-        work = partial(_sample_part, self._weights, self._cache)
+        work = partial(sample, self._weights, self._cache)
         others = [self._pool.submit(work, s, p) for s, p in zip(self._steppers[1:], batch[1:], strict=False)]
         try:
             mine = work(self._steppers[0], batch[0])
@@ -294,7 +252,7 @@ class EmbeddedEngine:
             wait(others)
             torch.set_num_threads(torch_threads)
 
-    def _advance(self, request: _Request, token: int, logprob: float) -> bool:
+    def _advance(self, request: Request, token: int, logprob: float) -> bool:
         """Takes what a step computed for a request; whether that was a token of its turn."""
         assert request.chain is not None
         request.computed += request.chunk
@@ -309,14 +267,14 @@ class EmbeddedEngine:
             self._finish(request, "length")
         return True
 
-    def _finish(self, request: _Request, finish: Finish) -> None:
+    def _finish(self, request: Request, finish: Finish) -> None:
         said = tuple(request.ids[request.prompt :])
         request.completion = Completion(
             said, tuple(request.logprobs), self.version, finish, request.cached, request.queued
         )
         self._close(request)
 
-    def _close(self, request: _Request) -> None:
+    def _close(self, request: Request) -> None:
         if request.chain is not None:
             self._tree.close(request.chain, request.ids, request.computed)
             request.chain = None
@@ -328,7 +286,7 @@ class EmbeddedEngine:
         One whose next block another request is about to compute waits for it, and then shares it.
         """
         coming = {key for r in self._active if r.computed < r.prompt and (key := self._coming(r))}
-        waiting = deque[_Request]()
+        waiting = deque[Request]()
         while self._queue:
             request = self._queue.popleft()
             if request.dropped:
@@ -350,7 +308,7 @@ class EmbeddedEngine:
             self._start(request, chain)
         self._queue.extendleft(reversed(waiting))
 
-    def _start(self, request: _Request, chain: Chain) -> None:
+    def _start(self, request: Request, chain: Chain) -> None:
         if chain.copy is not None:
             source, target, _ = chain.copy
             self._cache[:, target] = self._cache[:, source]
@@ -359,7 +317,7 @@ class EmbeddedEngine:
         self._stats = replace(self._stats, cached=self._stats.cached + chain.cached)
         self._active.append(request)
 
-    def _coming(self, request: _Request) -> tuple[int, Ids] | None:
+    def _coming(self, request: Request) -> tuple[int, Ids] | None:
         assert request.chain is not None
         start = request.chain.shared * self._tree.size
         ids = tuple(request.ids[start : start + self._tree.size])
@@ -387,7 +345,7 @@ class EmbeddedEngine:
 
         The cache may hold anything, even NaN, so it is made anew.
         """
-        failed = [*self._active, *_drained(self._queue)]
+        failed = [*self._active, *drained(self._queue)]
         for request in failed:
             request.error, request.chain, request.over = error, None, True
         self._active = []
@@ -399,29 +357,3 @@ class EmbeddedEngine:
 def _set_all(events: Sequence[trio.Event]) -> None:
     for event in events:
         event.set()
-
-
-def _drained(queue: deque[_Request]) -> Iterator[_Request]:
-    """What is in the queue; others may append to it meanwhile."""
-    while queue:
-        yield queue.popleft()
-
-
-def _sample_part(
-    weights: FusedWeights, cache: Floats, stepper: Stepper, part: Sequence[_Request]
-) -> list[tuple[int, float]]:
-    """One token and logprob for each request, meaningless for one whose prompt is not yet all computed."""
-    chunks = [r.ids[r.computed : r.computed + r.chunk] for r in part]
-    rows = rows_of(chunks, [r.computed for r in part], [r.chain.blocks if r.chain else [] for r in part])
-    with torch.inference_mode():
-        logits_SV = stepper.logits(weights, cache, rows)
-    ids, logprobs = kernels.sampled(
-        logits_SV,
-        np.array([r.sampling.temperature for r in part], np.float64),
-        np.array([r.sampling.top_p for r in part], np.float64),
-        np.array([r.sampling.seed & _SEED_MASK for r in part], np.uint64),
-        np.array([len(r.ids) for r in part], np.uint64),
-    )
-    if ids.min() < 0:
-        raise EngineError("the logits are not finite")
-    return list(zip(ids.tolist(), logprobs.tolist(), strict=True))

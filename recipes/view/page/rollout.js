@@ -106,7 +106,7 @@ class Page {
     const set = (name) => (value) => {
       look[name] = this.show[name] = value;
       this.timeline.draw();
-      if (name === "signal") this.fill();
+      if (name === "signal" && this.data) this.fill();
     };
     const signals = Object.entries(SIGNALS).filter(([key]) => key === "logprob" || this.rollout.credit).map(([key, s]) => [key, s.name]);
     this.axis = choice("axis", [["steps", "critical steps"], ["seconds", "seconds"]], this.show.axis, set("axis"));
@@ -131,20 +131,25 @@ class Page {
   async picked(lane, turn) {
     const agent = this.rollout.lanes[lane];
     history.replaceState(null, "", `#/rollout/${encodeURIComponent(this.id)}?lane=${lane}${turn >= 0 ? `&turn=${turn}` : ""}`);
+    const asked = ++this.asked;
     if (this.data?.lane !== lane) {
-      const asked = ++this.asked;
       this.side.setAttribute("aria-busy", "true");
-      let data;
+      let data, failed;
       try {
         data = await get(`api/rollout?id=${encodeURIComponent(this.id)}&lane=${lane}`);
       } catch (error) {
-        this.side.replaceChildren(h("p", { class: "empty", role: "alert" }, `${agent.name}: ${error.message}`));
-        return;
+        failed = error;
       }
       if (asked !== this.asked || this.left) return;
       this.data = data;
+      if (failed) {
+        this.side.removeAttribute("aria-busy");
+        this.side.replaceChildren(h("p", { class: "empty", role: "alert" }, `${agent.name}: ${failed.message}`));
+        return;
+      }
       this.fill();
     }
+    this.side.removeAttribute("aria-busy");
     this.point(turn);
   }
 
