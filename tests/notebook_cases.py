@@ -7,6 +7,7 @@ Kept: what was printed, shown and drawn. Not kept: times, the machine's metadata
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def executed(path: Path) -> Any:
     """The notebook with the outputs of a run from top to bottom. Raises CellExecutionError where a cell fails."""
     notebook = nbformat.read(path, as_version=4)
     client = NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}})
-    client.execute()
+    asyncio.run(client.async_execute())
     return notebook
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from tests.notebook_cases import NOTEBOOKS, executed
 
 NAMES = ("1_first_swarm", "2_inside_ppo", "3_failure_modes", "4_swapping", "5_compaction", "6_what_if")
+RUN = "test_a_notebook_runs_from_top_to_bottom"
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 _PATH = re.compile(r"(?<![\w/.<])/(?:home|root|work|tmp|usr|Users|var|opt)/|\b[A-Z]:\\\\")
 _TIME = re.compile(r"\b\d{1,2}:\d{2}:\d{2}\b|\b20\d\d-\d\d-\d\dT")
@@ -72,9 +75,17 @@ def test_what_a_notebook_links_to_is_there(path: Path):
     assert all((path.parent / link).exists() for link in links)
 
 
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[Mapping[Path, Future[Any]]]:
+    """Those notebooks that are to be run, two at a time, each in a process of its own."""
+    wanted = [p for p in NOTEBOOKS if any(f"[{p.stem}]" in t.name for t in request.session.items if RUN in t.name)]
+    with ThreadPoolExecutor(2) as pool:
+        yield {path: pool.submit(executed, path) for path in wanted}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @each
-def test_a_notebook_runs_from_top_to_bottom(path: Path):
-    notebook = executed(path)
+def test_a_notebook_runs_from_top_to_bottom(path: Path, runs: Mapping[Path, Future[Any]]):
+    notebook = runs[path].result()
     assert any(cell.get("outputs") for cell in notebook.cells)
