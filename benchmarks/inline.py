@@ -48,8 +48,8 @@ def embedded_step(engine: EmbeddedEngine) -> Step:
         sampled = engine._compute(batch, torch.get_num_threads())
         for request, (token, logprob) in zip([r for part in batch for r in part], sampled, strict=True):
             engine._advance(request, token, logprob)
-        done = [r for r in engine._active if r.over]
-        engine._active = [r for r in engine._active if not r.over]
+        done = [r for r in engine._active if r.done.is_set()]
+        engine._active = [r for r in engine._active if not r.done.is_set()]
         return [waiting.pop(id(r)) for r in done]
 
     return step

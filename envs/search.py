@@ -48,7 +48,7 @@ class Bm25Searcher:
             return ()
         scores_D = self._index.get_scores(known)
         k = min(topk, len(scores_D))
-        floor = np.partition(scores_D, -k)[-k]
+        floor = -np.partition(-scores_D, k - 1)[k - 1]  # from below it is slow: most scores are 0
         best = np.flatnonzero((scores_D >= floor) & (scores_D > 0))
         order = np.lexsort((best, -scores_D[best]))[:k]
         return tuple(self._urls[int(d)] for d in best[order])

@@ -90,7 +90,7 @@ def called(name: str, arguments: Mapping[str, object]) -> ToolCall | str:
 def parsed(text: str) -> object:
     """The value that the JSON text stands for. Raises ValueError for what is no JSON, or no text if decoded."""
     try:
-        value: object = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        value: object = _READER.decode(text)
         if "\\u" in text:  # an escaped lone surrogate is no text: nothing later could encode it
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
@@ -108,6 +108,9 @@ def _finite(text: str) -> float:
     if not isfinite(value):
         raise ValueError(f"{text} is too large")
     return value
+
+
+_READER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 
 def _deeper(value: object, levels: int) -> bool:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from typing import Any
+
 import pytest
 import torch
 import trio
 import trio.testing
 from transformers import Qwen3ForCausalLM
 
+from swarm.engine import embedded
 from swarm.engine.embedded import EmbeddedEngine
 from swarm.engine.qwen3 import hidden, logits, shape_of, weights_of
 from swarm.types import Completion, EngineError, Sampling
@@ -133,6 +138,75 @@ async def test_who_is_done_goes_on_while_others_are_served():
             await engine.generate([2, k], Sampling(4))
             assert engine.stats.active == 1
         nursery.cancel_scope.cancel()
+
+
+async def test_who_goes_on_at_once_is_in_the_very_next_step():
+    async def agent(engine: EmbeddedEngine, k: int) -> None:
+        ids = [k]
+        for _ in range(5):
+            ids += (await engine.generate(ids, Sampling(4))).ids
+            for _ in range(k):  # some take longer to act on what they are told
+                await trio.lowlevel.checkpoint()
+
+    async with EmbeddedEngine(tiny(), max_len=256, cache_bytes=SMALL) as engine:
+        async with trio.open_nursery() as nursery:
+            for k in range(8):
+                nursery.start_soon(agent, engine, k)
+        assert engine.stats.steps == 5 * 4
+
+
+async def test_a_task_that_is_never_idle_holds_up_no_step():
+    async def busy() -> None:
+        while True:
+            await trio.lowlevel.checkpoint()
+
+    async with EmbeddedEngine(tiny(), max_len=256, cache_bytes=SMALL) as engine, trio.open_nursery() as nursery:
+        nursery.start_soon(busy)
+        assert len((await engine.generate([1], Sampling(5))).ids) == 5
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(("most", "in_trio"), [(embedded._BRIEF, True), (0, False)])
+async def test_only_a_step_that_takes_long_goes_to_another_thread(
+    most: int, in_trio: bool, monkeypatch: pytest.MonkeyPatch
+):
+    threads: set[int] = set()
+
+    def compute(engine: EmbeddedEngine, *given: Any) -> Any:
+        threads.add(threading.get_ident())
+        return stepped(engine, *given)
+
+    stepped = EmbeddedEngine._compute
+    monkeypatch.setattr(EmbeddedEngine, "_compute", compute)
+    async with EmbeddedEngine(tiny(), max_len=256, cache_bytes=SMALL) as engine:
+        brief = await engine.generate([1, 2], Sampling(10, seed=3))
+        threads.clear()
+        monkeypatch.setattr(embedded, "_BRIEF", most)
+        again = await engine.generate([1, 2], Sampling(10, seed=3))
+    assert (threading.get_ident() in threads) == in_trio
+    assert (again.ids, len(threads)) == (brief.ids, 1)
+
+
+def test_an_interrupt_ends_the_program_between_two_steps(monkeypatch: pytest.MonkeyPatch):
+    steps: list[int] = []
+
+    def compute(engine: EmbeddedEngine, *given: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        steps.append(engine.stats.steps)
+        return stepped(engine, *given)
+
+    async def main() -> None:
+        async with EmbeddedEngine(tiny(), max_len=256, cache_bytes=SMALL) as engine:
+            try:
+                await engine.generate([1], Sampling(5))
+            finally:
+                steps.append(engine.stats.steps)
+
+    stepped = EmbeddedEngine._compute
+    monkeypatch.setattr(EmbeddedEngine, "_compute", compute)
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(main)
+    assert steps == [0, 1]
 
 
 async def test_weights_are_copied_when_they_are_pushed():

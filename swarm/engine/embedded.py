@@ -2,11 +2,10 @@
 """The embedded engine: a dense Qwen3 in this process, batching all requests of all agents continuously.
 
     generate ──▶ queue ──▶ admitted (a chain of cache blocks) ──▶ step, step, ... ──▶ Completion
-    (any task)              one thread, while anybody waits: plan ─▶ forward, sample (all threads) ─▶ hand out
+    (any task)              one background task: let all who are ready speak, plan, forward, sample, hand out
 
-A request joins at the next step and leaves when it is done; nobody waits for a batch to fill. The thread steps on
-while the agents whose turns are done go on in trio's: what it shares with them are the queue, the new weights and the
-flag of a request that is dropped.
+A request joins at the next step and leaves when it is done; nobody waits for a batch to fill. Steps that are short
+are taken between the turns of the agents, in their thread: handing each to another thread costs more than it gains.
 What a conversation has computed stays in the block tree and is found again by its tokens.
 New weights wait until the requests under way are done, so one completion has one version.
 Not here: a server, several models in one engine, anything but fp32 on the CPU.
@@ -34,10 +33,16 @@ from swarm.engine import kernels
 from swarm.engine.kv import BlockTree, Chain, Ids
 from swarm.engine.qwen3 import Weights, shape_of, weights_of
 from swarm.engine.ragged import FusedWeights, Stepper, block_bytes, digest, empty_cache, fuse, rows_of
-from swarm.engine.requests import EngineStats, Request, drained, sample, split
+from swarm.engine.requests import EngineStats, Request, sample, split
 from swarm.engine.serving import Limits, check_request
+from swarm.engine.settle import settle
 from swarm.engine.vector import LANES
 from swarm.types import CheckpointRef, Completion, EngineError, Finish, Sampling
+
+_BRIEF = 2_500_000_000
+"""Multiplications of a step that is taken in trio's thread: some 100 ms on one core."""
+_FEW_ROWS = 32
+"""So many take about as long as one: the weights have to be read."""
 
 
 class EmbeddedEngine:
@@ -71,11 +76,11 @@ class EmbeddedEngine:
         self._steppers = [Stepper(self.shape, chunk) for _ in range(threads)]
         self._pool = ThreadPoolExecutor(max(threads - 1, 1), "engine", torch.set_num_threads, (1,))
         weights = weights_of(model)
+        self._parameters = sum(w.numel() for w in weights.values())
         self._shapes = {name: tuple(w.shape) for name, w in weights.items()}
         self._weights = fuse(weights, self.shape, max_len)
         self._updates: deque[tuple[FusedWeights, int, trio.Event]] = deque()
         self._wake = trio.Event()
-        self._closing = False
         self._queue: deque[Request] = deque()
         self._active: list[Request] = []
         self._stats = EngineStats()
@@ -95,15 +100,13 @@ class EmbeddedEngine:
     ) -> None:
         assert self._nursery is not None
         assert self._nursery_context is not None
-        self._closing = True
         self._nursery.cancel_scope.cancel()
         self._nursery = None
         try:
             # The body's own exception is not shown to the nursery, which would wrap it in a group.
             await self._nursery_context.__aexit__(None, None, None)
         finally:
-            for event in self._fail("the engine was closed"):
-                event.set()
+            self._fail("the engine was closed")
             self._pool.shutdown()
 
     @property
@@ -173,42 +176,31 @@ class EmbeddedEngine:
             raise ValueError(f"request of up to {limit} tokens, want at most {room} (cache_bytes)")
         return Request(list(ids), len(ids), limit, sampling, perf_counter())
 
+    @trio.lowlevel.enable_ki_protection  # an interrupt ends the program between steps, not one of them half-way
     async def _drive(self) -> None:
-        """The background task: has a thread step for as long as there is something to do."""
-        token = trio.lowlevel.current_trio_token()
+        """The background task: lets those who are ready speak, so that one step serves them all, and steps."""
         while True:
-            # Whoever is ready gets to speak first, so that one step serves them all.
-            await trio.lowlevel.checkpoint()
-            if not (self._queue or self._active or self._updates):
-                self._wake = trio.Event()
-                await self._wake.wait()
-                continue
-            await trio.to_thread.run_sync(self._serve, token, torch.get_num_threads())
-
-    def _serve(self, token: trio.lowlevel.TrioToken, torch_threads: int) -> None:
-        """In the engine's thread: steps until nobody waits, and tells each who is done."""
-        while not self._closing:
-            over = self._release_dropped()
+            await settle()
+            self._release_dropped()
             if self._updates and not self._active:
-                over += self._swap()
+                self._swap()
             if not self._updates:
                 self._admit()
             if self._active:
-                over += self._step(torch_threads)
-            idle = not (self._active or self._updates)
-            if over:
-                token.run_sync_soon(_set_all, over)
-            if idle:
-                return
+                await self._step()
+            else:
+                self._wake = trio.Event()
+                await self._wake.wait()
 
-    def _step(self, torch_threads: int) -> list[trio.Event]:
-        """One step of all that are active; who is done by it."""
+    async def _step(self) -> None:
+        """One step of all that are active."""
         began = perf_counter()
         batch = self._plan()
         try:
-            tokens = self._compute(batch, torch_threads)
+            tokens = await self._computed(batch)
         except (EngineError, RuntimeError, MemoryError) as error:
-            return self._fail(f"engine step failed: {error}")
+            self._fail(f"engine step failed: {error}")
+            return
         requests = [r for part in batch for r in part]
         prefilled = sum(max(0, min(r.chunk, r.prompt - r.computed)) for r in requests)
         sampled = 0
@@ -222,9 +214,14 @@ class EmbeddedEngine:
             steps=stats.steps + 1,
             seconds=stats.seconds + perf_counter() - began,
         )
-        over = [r.done for r in self._active if r.over]
-        self._active = [r for r in self._active if not r.over]
-        return over
+        self._active = [r for r in self._active if not r.done.is_set()]
+
+    async def _computed(self, batch: list[list[Request]]) -> list[tuple[int, float]]:
+        """What `_compute` makes of a batch; a step that takes long leaves trio's thread to the others meanwhile."""
+        rows = sum(r.chunk for part in batch for r in part)
+        if max(rows, _FEW_ROWS) * self._parameters <= _BRIEF:
+            return self._compute(batch, torch.get_num_threads())
+        return await trio.to_thread.run_sync(self._compute, batch, torch.get_num_threads())
 
     def _plan(self) -> list[list[Request]]:
         """Who computes how many rows in this step, split over the threads: decodes first, then prefills."""
@@ -278,7 +275,7 @@ class EmbeddedEngine:
         if request.chain is not None:
             self._tree.close(request.chain, request.ids, request.computed)
             request.chain = None
-        request.over = True
+        request.done.set()
 
     def _admit(self) -> None:
         """Moves requests from the queue into the batch, in order, while there is room.
@@ -323,37 +320,30 @@ class EmbeddedEngine:
         ids = tuple(request.ids[start : start + self._tree.size])
         return (request.chain.node, ids) if start + self._tree.size < request.prompt else None
 
-    def _release_dropped(self) -> list[trio.Event]:
+    def _release_dropped(self) -> None:
         dropped = [r for r in self._active if r.dropped]
         for request in dropped:
             self._close(request)
         if dropped:
-            self._active = [r for r in self._active if not r.over]
-        return [r.done for r in dropped]
+            self._active = [r for r in self._active if not r.dropped]
 
-    def _swap(self) -> list[trio.Event]:
-        """Takes the newest weights; who waited for these or for older ones."""
-        swapped: list[trio.Event] = []
+    def _swap(self) -> None:
+        """Takes the newest weights, which ends the wait for older ones too."""
         while self._updates:
-            self._weights, self.version, event = self._updates.popleft()
-            swapped.append(event)
+            self._weights, self.version, swapped = self._updates.popleft()
+            swapped.set()
         self._tree.clear()
-        return swapped
 
-    def _fail(self, error: str) -> list[trio.Event]:
-        """Ends every request with an EngineError, and takes new weights; who waited.
+    def _fail(self, error: str) -> None:
+        """Ends every request with an EngineError, and takes new weights.
 
         The cache may hold anything, even NaN, so it is made anew.
         """
-        failed = [*self._active, *drained(self._queue)]
-        for request in failed:
-            request.error, request.chain, request.over = error, None, True
+        for request in (*self._active, *self._queue):
+            request.error, request.chain = error, None
+            request.done.set()
         self._active = []
+        self._queue.clear()
         self._tree.clear()
         self._cache = empty_cache(self.shape, self._tree.count)
-        return [*(r.done for r in failed), *self._swap()]
-
-
-def _set_all(events: Sequence[trio.Event]) -> None:
-    for event in events:
-        event.set()
+        self._swap()

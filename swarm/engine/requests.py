@@ -6,8 +6,7 @@ Not here: when a request joins a step and leaves (`swarm.engine.embedded`).
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -53,15 +52,8 @@ class Request:
     queued: float = 0.0
     logprobs: list[float] = field(default_factory=list[float])
     dropped: bool = False
-    over: bool = False
     error: str = ""
     completion: Completion | None = None
-
-
-def drained(queue: deque[Request]) -> Iterator[Request]:
-    """What is in the queue; others may append to it meanwhile."""
-    while queue:
-        yield queue.popleft()
 
 
 def split(chosen: Sequence[Request], threads: int) -> list[list[Request]]:

@@ -10,16 +10,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import trio
+import trio.testing
 
-_PASSES = 64
+_PATIENCE = 0.01
 
 
 async def settle() -> None:
-    """Returns when no other task is ready to run, or after some passes when there is always one."""
-    for _ in range(_PASSES):
-        await trio.lowlevel.checkpoint()
-        if not trio.lowlevel.current_statistics().tasks_runnable:
-            return
+    """Returns when every other task waits for something, or after 10 ms where one is always busy."""
+    with trio.move_on_after(_PATIENCE):
+        await trio.testing.wait_all_tasks_blocked()
 
 
 @asynccontextmanager
