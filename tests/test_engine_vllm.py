@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +22,12 @@ import trio
 import trio.testing
 from transformers import Qwen3ForCausalLM
 
+from swarm.checkpoint import save
 from swarm.engine.probe import log_probabilities, verify
 from swarm.engine.serving import Serving
 from swarm.engine.thread import Thread
-from swarm.engine.vllm import serving
-from swarm.engine.vllm_core import Core
+from swarm.engine.vllm import serving, vllm_engine
+from swarm.engine.vllm_core import Core, VLLMConfig
 from swarm.engine.vllm_worker import Worker
 from swarm.types import Completion, EngineError, Sampling
 from tests.engine_cases import VOCAB, started_vllm, tiny
@@ -252,7 +254,7 @@ async def test_a_turn_that_goes_on_computes_only_what_is_new():
 
 async def test_a_step_that_never_ends_fails_every_waiter_and_every_later_request():
     core, _ = await started_vllm()
-    thread, stuck = Thread("vllm", 0.2), _Without(core, "")
+    thread, stuck = Thread("vllm", 120.0), _Without(core, "")
     release = threading.Event()
 
     async def one(e: Serving) -> None:
@@ -263,13 +265,55 @@ async def test_a_step_that_never_ends_fails_every_waiter_and_every_later_request
         release.wait()
         return []
 
-    stuck.step = hang
+    stuck.step, stuck.brief, stuck.config = hang, False, replace(core.config, seconds=0.2)
     async with serving(stuck, thread) as e, trio.open_nursery() as nursery:
         nursery.start_soon(one, e)
         nursery.start_soon(one, e)
     async with serving(stuck, thread) as e:
         await one(e)
     release.set()
+
+
+async def test_one_that_is_opened_and_closed_while_another_serves_leaves_it_as_it_was(tmp_path: Path):
+    other = tiny(7, head_dim=32)
+    save(other, None, tmp_path / "m", 0)
+
+    async def talk(e: Serving, of: Qwen3ForCausalLM) -> None:
+        for k in range(5):
+            prompt = [k, *PROMPT[k:]]
+            c = await e.generate(prompt, Sampling(20, seed=k))
+            assert off(of, prompt, c.ids, c.logprobs) < 1e-4
+
+    async with engine() as first:
+        async with vllm_engine(tmp_path / "m", VLLMConfig(max_len=256, cache_bytes=16 << 20)) as late:
+            for brief in (True, False):
+                for serves in (first, late):
+                    serves.backend._core.brief = brief  # pyright: ignore[reportAttributeAccessIssue]
+                async with trio.open_nursery() as nursery:
+                    for _ in range(3):
+                        nursery.start_soon(talk, first, model(1))
+                        nursery.start_soon(talk, late, other)
+        await talk(first, model(1))
+
+
+async def test_the_same_is_sampled_in_trios_thread_and_in_one_of_its_own():
+    core, thread = await started_vllm()
+    said: list[tuple[int, ...]] = []
+    where: list[int] = []
+
+    def step(new: Sequence[Any], dropped: Sequence[str]) -> list[Any]:
+        where.append(threading.get_ident())
+        return core.step(new, dropped)
+
+    for brief in (True, False):
+        other = _Without(core, "")
+        other.step, other.brief = step, brief
+        where.clear()
+        async with serving(other, thread) as e:
+            await e.update(model(1).state_dict(), 1)
+            said.append((await e.generate(PROMPT, Sampling(10, seed=3))).ids)
+            assert set(where) == {threading.get_ident()} if brief else threading.get_ident() not in where
+    assert said[0] == said[1]
 
 
 def test_lora_adapters_are_frozen_checkpoints_served_in_one_batch_on_one_engine(tmp_path: Path):

@@ -3,7 +3,8 @@
     await thread.call(step)      the task waits, other tasks go on; what the step raises is raised here
 
 trio's own threads come from a pool, where each new one would start a set of OpenMP threads of its own. A call that
-takes too long cannot be stopped: the thread is given up, and with it whatever it works on. Not here: what is run.
+takes too long cannot be stopped: the thread is given up, and with it whatever it works on. What takes no longer than
+handing it over is run where it is asked for, if nothing else runs: never two calls at once. Not here: what is run.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ T = TypeVar("T")
 class _Call(Generic[T]):
     """One piece of work, its result or error, and the event that its task waits for."""
 
-    def __init__(self, work: Callable[[], T]) -> None:
-        self.work = work
+    def __init__(self, work: Callable[[], T], limit: float) -> None:
+        self.work, self.limit = work, limit
         self.done = trio.Event()
         self.token = trio.lowlevel.current_trio_token()
         self.result: T | None = None
@@ -46,23 +47,38 @@ class Thread:
     def __init__(self, name: str, seconds: float) -> None:
         self.name, self.seconds = name, seconds
         self.lost = ""
+        self._waiting: list[_Call[Any]] = []
+        self._busy = threading.Lock()
         self._calls: SimpleQueue[_Call[Any] | None] = SimpleQueue()
         # A daemon: one that hangs must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    async def call(self, work: Callable[[], T], seconds: float | None = None) -> T:
-        """What `work` returns or raises. Raises EngineError when it takes too long; every later call does so too."""
+    async def call(self, work: Callable[[], T], seconds: float | None = None, *, brief: bool = False) -> T:
+        """What `work` returns or raises. Raises EngineError when it takes too long; every later call does so too.
+
+        `seconds` begin when the calls before it are done. Work that is `brief`, and waits for nobody, is run here and
+        now if it can be, without a limit.
+        """
         if self.lost:
             raise EngineError(self.lost)
-        call = _Call(work)
+        if brief and self._busy.acquire(blocking=False):
+            try:
+                return work()
+            finally:
+                self._busy.release()
+        call = _Call(work, self.seconds if seconds is None else seconds)
+        limit = call.limit + sum(c.limit for c in self._waiting)
+        self._waiting.append(call)
         self._calls.put(call)
-        limit = self.seconds if seconds is None else seconds
-        # Not to be cancelled: the work goes on all the same, and what it changes is changed.
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + limit):
-            await call.done.wait()
+        try:
+            # Not to be cancelled: the work goes on all the same, and what it changes is changed.
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + limit):
+                await call.done.wait()
+        finally:
+            self._waiting.remove(call)
         if not call.done.is_set():
-            self.lost = f"{self.name}: no answer within {limit:g} s"
+            self.lost = self.lost or f"{self.name}: no answer within {limit:g} s"
             raise EngineError(self.lost)
         if call.error is not None:
             raise call.error
@@ -76,4 +92,5 @@ class Thread:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            call.run()
+            with self._busy:
+                call.run()

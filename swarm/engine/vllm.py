@@ -1,7 +1,10 @@
-"""vLLM in this process: its engine core, stepped by one thread between the turns of the agents.
+"""vLLM in this process: its engine cores, stepped by one thread between the turns of the agents.
 
-    sample ──▶ queue ──▶ step, step, … (one thread) ──▶ Part
-    (any task)     one background task: let all who are ready speak, step, hand out
+    sample ──▶ queue ──▶ step, step, … ──▶ Part
+    (any task)     one background task a core: let all who are ready speak, step, hand out
+
+vLLM keeps in globals what it is doing, so all cores of a process share one thread, whenever they are opened. A step of
+a small model on the CPU, which waits for nobody, is taken in trio's thread, like the embedded engine's.
 
 What is known to go wrong with new weights in a running engine, and what is done about it: the CPU backend packs its
 matrices, and a reload leaves the packed head as it was when it is tied (packed again here); keys and values of the
@@ -18,8 +21,9 @@ Not here: vLLM itself (`swarm.engine.vllm_core`), gates and versions (`swarm.eng
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import threading
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,30 +56,51 @@ async def vllm_engine(folder: Path, config: VLLMConfig, version: int = 0) -> Asy
 async def vllm_engines(
     folders: Sequence[Path], config: VLLMConfig, version: int = 0, adapters: Sequence[Path] = ()
 ) -> AsyncGenerator[tuple[Serving, ...]]:
-    """An engine for each checkpoint, stepped in turns by one thread: vLLM keeps in globals what it is doing.
+    """An engine for each checkpoint.
 
     After them come the LoRA adapters, folders as PEFT writes them, on the last of the checkpoints: frozen, and served
     in one batch with it. Raises CheckpointError, EngineError where vLLM does not start or take an adapter.
     """
     for folder in folders:
         await trio.to_thread.run_sync(ref_of, folder)
-    thread = Thread("vllm", config.seconds)
     configs = [*[config] * (len(folders) - 1), replace(config, adapters=len(adapters))]
-    cores: list[Core] = []
+    with the_thread(config.seconds) as thread:
+        cores: list[Core] = []
+        try:
+            async with AsyncExitStack() as stack:
+                for folder, each in zip(folders, configs, strict=True):
+                    core = await thread.call(partial(Core, folder, each), _START_SECONDS)
+                    cores += [core]
+                engines = [await stack.enter_async_context(serving(core, thread, version)) for core in cores]
+                numbers = [await thread.call(partial(cores[-1].adapt, adapter)) for adapter in adapters]
+                yield (*engines, *(_adapted(engines[-1], number) for number in numbers))
+        finally:
+            for core in cores:
+                if not thread.lost:
+                    with trio.CancelScope(shield=True):
+                        await thread.call(core.shutdown)
+
+
+@contextmanager
+def the_thread(seconds: float) -> Generator[Thread]:
+    """The one thread of this process in which vLLM runs, there as long as anybody uses it; `seconds` as in `Thread`,
+    of who comes first."""
+    with _using:
+        thread = _users[0] if _users else Thread("vllm", seconds)
+        _users.append(thread)
     try:
-        async with AsyncExitStack() as stack:
-            for folder, each in zip(folders, configs, strict=True):
-                core = await thread.call(partial(Core, folder, each), _START_SECONDS)
-                cores += [core]
-            engines = [await stack.enter_async_context(serving(core, thread, version)) for core in cores]
-            numbers = [await thread.call(partial(cores[-1].adapt, adapter)) for adapter in adapters]
-            yield (*engines, *(_adapted(engines[-1], number) for number in numbers))
+        yield thread
     finally:
-        for core in cores:
-            if not thread.lost:
-                with trio.CancelScope(shield=True):
-                    await thread.call(core.shutdown)
-        thread.close()
+        with _using:
+            _users.remove(thread)
+            last = not _users
+        if last:
+            thread.close()
+
+
+_using = threading.Lock()
+_users: list[Thread] = []
+"""The thread, as often as it is used."""
 
 
 @asynccontextmanager
@@ -156,7 +181,8 @@ class _Backend:
             dropped, self.dropped = self.dropped, []
             self._active |= {r.name: r for r in new}
             try:
-                outputs = await self._thread.call(partial(self._core.step, new, dropped))
+                step = partial(self._core.step, new, dropped)
+                outputs = await self._thread.call(step, self._core.config.seconds, brief=self._core.brief)
             except Exception as e:  # the boundary: whatever vLLM raises is a failure of the engine
                 self.fail(f"vLLM step failed: {type(e).__name__}: {' '.join(str(e).split())[:200]}")
                 continue

@@ -25,6 +25,8 @@ from swarm.types import EngineError, Sampling
 
 _SEED_MASK = 2**63 - 1
 _LEAST_BATCH = 2048
+_BRIEF = 16 << 20
+"""Bytes of weights."""
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -110,7 +112,11 @@ class Core:
                 executor_class=Executor.get_class(vllm_config),
                 log_stats=False,
             )
+            _OPEN.append(self)
         self.vocab: int = vllm_config.model_config.get_vocab_size()
+        alone = config.tensor_parallel == 1 and not torch.cuda.is_available()
+        self.brief = alone and sum(f.stat().st_size for f in folder.glob("*.safetensors")) <= _BRIEF
+        """Whether a step waits for nobody and takes a few milliseconds, so that it needs no thread of its own."""
         self._adapters: dict[int, Any] = {}
         self._broken = False
 
@@ -162,7 +168,18 @@ class Core:
         return digest_of(self._client.collective_rpc("swarm_served"))
 
     def shutdown(self) -> None:
-        self._client.shutdown()
+        """vLLM's own ends what all cores of a process share, so only the last one is shut down so."""
+        _OPEN.remove(self)
+        if not _OPEN:
+            self._client.shutdown()
+        elif self._client._finalizer.detach() is not None:
+            self._client.engine_core.model_executor.shutdown()
+            self._client.engine_core.scheduler.shutdown()
+        del self._client
+
+
+_OPEN: list[Core] = []
+"""The cores of this process."""
 
 
 def _configured(folder: Path, config: VLLMConfig) -> Any:
