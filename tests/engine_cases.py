@@ -17,7 +17,7 @@ from swarm.checkpoint import save
 from swarm.engine.embedded import EmbeddedEngine
 from swarm.engine.server import Server, ServerConfig, server
 from swarm.engine.thread import Thread
-from swarm.engine.vllm import the_thread
+from swarm.engine.vllm import shared_thread
 from swarm.engine.vllm_core import Core, VLLMConfig
 
 VOCAB = 40
@@ -66,7 +66,7 @@ async def started_vllm() -> tuple[Core, Thread]:
     if not _STARTED:
         folder = Path(mkdtemp(prefix="swarm-vllm-")) / "m"
         save(tiny(1, head_dim=32), None, folder, 0)
-        thread = _HELD.enter_context(the_thread(120.0))
+        thread = _HELD.enter_context(shared_thread(120.0))
         config = VLLMConfig(max_len=256, cache_bytes=16 << 20)
         _STARTED.append((await thread.call(partial(Core, folder, config), 300.0), thread))
     return _STARTED[0]

@@ -64,7 +64,7 @@ async def vllm_engines(
     for folder in folders:
         await trio.to_thread.run_sync(ref_of, folder)
     configs = [*[config] * (len(folders) - 1), replace(config, adapters=len(adapters))]
-    with the_thread(config.seconds) as thread:
+    with shared_thread(config.seconds) as thread:
         cores: list[Core] = []
         try:
             async with AsyncExitStack() as stack:
@@ -82,9 +82,8 @@ async def vllm_engines(
 
 
 @contextmanager
-def the_thread(seconds: float) -> Generator[Thread]:
-    """The one thread of this process in which vLLM runs, there as long as anybody uses it; `seconds` as in `Thread`,
-    of who comes first."""
+def shared_thread(seconds: float) -> Generator[Thread]:
+    """This process's one thread for vLLM, there as long as anybody uses it. `seconds` as in `Thread`, of who is first."""
     with _using:
         thread = _users[0] if _users else Thread("vllm", seconds)
         _users.append(thread)

