@@ -83,7 +83,7 @@ async def vllm_engines(
 
 @contextmanager
 def shared_thread(seconds: float) -> Generator[Thread]:
-    """This process's one thread for vLLM, there as long as anybody uses it. `seconds` as in `Thread`, of who is first."""
+    """This process's one thread for vLLM, open while it is used; `seconds` as in `Thread`, of who is first."""
     with _using:
         thread = _users[0] if _users else Thread("vllm", seconds)
         _users.append(thread)
