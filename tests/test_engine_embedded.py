@@ -188,25 +188,28 @@ async def test_only_a_step_that_takes_long_goes_to_another_thread(
 
 
 def test_an_interrupt_ends_the_program_between_two_steps(monkeypatch: pytest.MonkeyPatch):
-    steps: list[int] = []
+    begun: list[int] = []
+    ended: list[int] = []
 
     def compute(engine: EmbeddedEngine, *given: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
-        steps.append(engine.stats.steps)
+        if not begun:
+            signal.raise_signal(signal.SIGINT)
+        begun.append(engine.stats.steps)
         return stepped(engine, *given)
 
     async def main() -> None:
         async with EmbeddedEngine(tiny(), max_len=256, cache_bytes=SMALL) as engine:
             try:
-                await engine.generate([1], Sampling(5))
+                await engine.generate([1], Sampling(50))
             finally:
-                steps.append(engine.stats.steps)
+                ended.append(engine.stats.steps)
 
     stepped = EmbeddedEngine._compute
     monkeypatch.setattr(EmbeddedEngine, "_compute", compute)
     with pytest.raises(KeyboardInterrupt):
         trio.run(main)
-    assert steps == [0, 1]
+    assert 1 <= len(begun) < 50
+    assert ended == [len(begun)]
 
 
 async def test_weights_are_copied_when_they_are_pushed():

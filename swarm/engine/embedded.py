@@ -34,7 +34,7 @@ from swarm.engine.kv import BlockTree, Chain, Ids
 from swarm.engine.qwen3 import Weights, shape_of, weights_of
 from swarm.engine.ragged import FusedWeights, Stepper, block_bytes, digest, empty_cache, fuse, rows_of
 from swarm.engine.requests import EngineStats, Request, sample, split
-from swarm.engine.serving import Limits, check_request
+from swarm.engine.serving import Limits, check_ids, check_size
 from swarm.engine.settle import settle
 from swarm.engine.vector import LANES
 from swarm.types import CheckpointRef, Completion, EngineError, Finish, Sampling
@@ -129,7 +129,7 @@ class EmbeddedEngine:
         finally:
             request.dropped = True
         if request.completion is None:
-            raise EngineError(request.error)
+            raise request.refusal or EngineError(request.error)
         return request.completion
 
     async def load(self, ref: CheckpointRef) -> None:
@@ -169,7 +169,7 @@ class EmbeddedEngine:
         kernels.sampled(logits_SV, one, one, one.astype(np.uint64), one.astype(np.uint64))
 
     def _request(self, ids: Sequence[int], sampling: Sampling) -> Request:
-        check_request(ids, sampling, Limits(self.max_len, self.shape.vocab))
+        check_size(len(ids), sampling, Limits(self.max_len, self.shape.vocab))
         limit = min(len(ids) + sampling.max_tokens, self.max_len)
         room = self._tree.count * self._tree.size
         if limit > room:
@@ -179,42 +179,37 @@ class EmbeddedEngine:
     @trio.lowlevel.enable_ki_protection  # an interrupt ends the program between steps, not one of them half-way
     async def _drive(self) -> None:
         """The background task: lets those who are ready speak, so that one step serves them all, and steps."""
+        told = True
         while True:
-            await settle()
+            await (settle() if told else trio.lowlevel.checkpoint())
             self._release_dropped()
             if self._updates and not self._active:
                 self._swap()
             if not self._updates:
                 self._admit()
             if self._active:
-                await self._step()
+                told = await self._step()
             else:
-                self._wake = trio.Event()
+                self._wake, told = trio.Event(), True
                 await self._wake.wait()
 
-    async def _step(self) -> None:
-        """One step of all that are active."""
+    async def _step(self) -> bool:
+        """One step of all that are active; whether anybody was told something, who may now ask for more."""
         began = perf_counter()
         batch = self._plan()
         try:
             tokens = await self._computed(batch)
         except (EngineError, RuntimeError, MemoryError) as error:
             self._fail(f"engine step failed: {error}")
-            return
-        requests = [r for part in batch for r in part]
-        prefilled = sum(max(0, min(r.chunk, r.prompt - r.computed)) for r in requests)
-        sampled = 0
+            return True
+        requests, stats, before = [r for part in batch for r in part], self._stats, len(self._active)
+        stats.prefilled += sum(max(0, min(r.chunk, r.prompt - r.computed)) for r in requests)
         for request, (token, logprob) in zip(requests, tokens, strict=True):
-            sampled += self._advance(request, token, logprob)
-        stats = self._stats
-        self._stats = replace(
-            stats,
-            sampled=stats.sampled + sampled,
-            prefilled=stats.prefilled + prefilled,
-            steps=stats.steps + 1,
-            seconds=stats.seconds + perf_counter() - began,
-        )
+            stats.sampled += self._advance(request, token, logprob)
         self._active = [r for r in self._active if not r.done.is_set()]
+        stats.steps += 1
+        stats.seconds += perf_counter() - began
+        return len(self._active) < before
 
     async def _computed(self, batch: list[list[Request]]) -> list[tuple[int, float]]:
         """What `_compute` makes of a batch; a step that takes long leaves trio's thread to the others meanwhile."""
@@ -311,7 +306,13 @@ class EmbeddedEngine:
             self._cache[:, target] = self._cache[:, source]
         request.chain, request.computed, request.cached = chain, chain.cached, chain.cached
         request.queued = perf_counter() - request.born
-        self._stats = replace(self._stats, cached=self._stats.cached + chain.cached)
+        try:  # only here is it known which ids are new: looking through a long context takes as long as a call
+            check_ids(request.ids[chain.cached :], self.shape.vocab)
+        except ValueError as refusal:
+            request.refusal = refusal
+            self._close(request)
+            return
+        self._stats.cached += chain.cached
         self._active.append(request)
 
     def _coming(self, request: Request) -> tuple[int, Ids] | None:

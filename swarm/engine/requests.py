@@ -22,7 +22,7 @@ from swarm.types import Completion, EngineError, Sampling
 _SEED_MASK = 2**64 - 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineStats:
     """Totals since the engine was made. `cached`: prompt tokens not computed again; `queue`: requests waiting now."""
 
@@ -53,6 +53,7 @@ class Request:
     logprobs: list[float] = field(default_factory=list[float])
     dropped: bool = False
     error: str = ""
+    refusal: ValueError | None = None
     completion: Completion | None = None
 
 

@@ -154,9 +154,19 @@ class Read(Protocol):
 
 def check_request(ids: Sequence[int], sampling: Sampling, limits: Limits) -> None:
     """Raises ValueError for what no engine can do."""
-    if not 0 < len(ids) < limits.max_len:
-        raise ValueError(f"prompt of {len(ids)} tokens, want 1 to {limits.max_len - 1} (max_len = {limits.max_len})")
-    if min(ids) < 0 or max(ids) >= limits.vocab:
-        raise ValueError(f"prompt ids span {min(ids)} to {max(ids)}, want 0 to {limits.vocab - 1}")
+    check_size(len(ids), sampling, limits)
+    check_ids(ids, limits.vocab)
+
+
+def check_ids(ids: Sequence[int], vocab: int) -> None:
+    """Raises ValueError for ids that are no tokens."""
+    if min(ids) < 0 or max(ids) >= vocab:
+        raise ValueError(f"prompt ids span {min(ids)} to {max(ids)}, want 0 to {vocab - 1}")
+
+
+def check_size(prompt: int, sampling: Sampling, limits: Limits) -> None:
+    """Raises ValueError for a prompt of so many tokens if it does not fit, and for settings out of range."""
+    if not 0 < prompt < limits.max_len:
+        raise ValueError(f"prompt of {prompt} tokens, want 1 to {limits.max_len - 1} (max_len = {limits.max_len})")
     if sampling.max_tokens < 1 or sampling.temperature < 0 or not 0 < sampling.top_p <= 1:
         raise ValueError(f"{sampling}: want max_tokens >= 1, temperature >= 0, 0 < top_p <= 1")
