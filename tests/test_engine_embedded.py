@@ -95,6 +95,17 @@ async def test_a_request_that_cannot_be_served_is_refused_with_numbers(ids: list
             await engine.generate(ids, sampling)
 
 
+async def test_one_that_is_refused_keeps_nobody_waiting_who_begins_alike():
+    async def ask(engine: EmbeddedEngine, last: int) -> None:
+        with pytest.raises(ValueError, match="want 0 to 39"):
+            await engine.generate([*[1] * 40, last], Sampling(3))
+
+    with trio.fail_after(5):
+        async with EmbeddedEngine(tiny(), max_len=256, cache_bytes=SMALL) as engine, trio.open_nursery() as nursery:
+            for last in (40, -1, 99):
+                nursery.start_soon(ask, engine, last)
+
+
 async def test_weights_pushed_while_requests_run_are_used_by_the_next_ones_only():
     out: list[Completion] = []
     async with EmbeddedEngine(tiny(0), version=1, max_len=256, cache_bytes=SMALL) as engine:

@@ -295,9 +295,9 @@ class EmbeddedEngine:
             if chain is None:
                 waiting.append(request)
                 break
-            if key is not None:
-                coming.add(key)
             self._start(request, chain)
+            if key is not None and not request.refusal:
+                coming.add(key)
         self._queue.extendleft(reversed(waiting))
 
     def _start(self, request: Request, chain: Chain) -> None:
