@@ -19,10 +19,9 @@ Not here: what a reward is, how a model samples, what a tool does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from string import ascii_lowercase
-from typing import Any
 
 import trio
 from msgspec import Struct, structs
@@ -95,9 +94,9 @@ class Harness:
         """See `Runner`: any task will do."""
         return ""
 
-    def roll(self, task: Task, seed: int, budget: Budget) -> Coroutine[Any, Any, Rollout]:
+    async def roll(self, task: Task, seed: int, budget: Budget) -> Rollout:
         """See `Runner`."""
-        return run(self, begin(self, task, seed, budget=budget))
+        return await run(self, begin(self, task, seed, budget=budget))
 
 
 @dataclass(frozen=True, slots=True)
