@@ -128,8 +128,9 @@ class EmbeddedEngine:
             await request.done.wait()
         finally:
             request.dropped = True
-        if request.completion is None:
-            raise request.refusal or EngineError(request.error)
+        if request.error is not None:
+            raise request.error
+        assert request.completion is not None
         return request.completion
 
     async def load(self, ref: CheckpointRef) -> None:
@@ -296,7 +297,7 @@ class EmbeddedEngine:
                 waiting.append(request)
                 break
             self._start(request, chain)
-            if key is not None and not request.refusal:
+            if key is not None and not request.error:
                 coming.add(key)
         self._queue.extendleft(reversed(waiting))
 
@@ -309,7 +310,7 @@ class EmbeddedEngine:
         try:  # only here is it known which ids are new: looking through a long context takes as long as a call
             check_ids(request.ids[chain.cached :], self.shape.vocab)
         except ValueError as refusal:
-            request.refusal = refusal
+            request.error = refusal
             self._close(request)
             return
         self._stats.cached += chain.cached
@@ -341,7 +342,7 @@ class EmbeddedEngine:
         The cache may hold anything, even NaN, so it is made anew.
         """
         for request in (*self._active, *self._queue):
-            request.error, request.chain = error, None
+            request.error, request.chain = EngineError(error), None
             request.done.set()
         self._active = []
         self._queue.clear()

@@ -52,8 +52,7 @@ class Request:
     queued: float = 0.0
     logprobs: list[float] = field(default_factory=list[float])
     dropped: bool = False
-    error: str = ""
-    refusal: ValueError | None = None
+    error: EngineError | ValueError | None = None
     completion: Completion | None = None
 
 
